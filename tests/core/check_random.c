@@ -4,10 +4,8 @@
  */
 #include "ek_check.h"
 
-/*
- * Known answers for philox4x32-10 from the Random123 distribution. Counter words are block, sample,
- * stream, step; key words are the low and the high half of the seed.
- */
+/* Known answers for philox4x32-10 from the Random123 distribution. Counter words are block, sample,
+ * stream, step; key words are the low and the high half of the seed. */
 static const struct {
   uint32_t counter[4], key[2], answer[4];
 } vectors[] = {

@@ -219,11 +219,9 @@ CK_RIG_TEST(combining_refuses, NULL, EK_F64) {
   ck_invalid(ek_op_combine_totals(s, two, &overlapping, terms, c, true), "overlaps");
 }
 
-/*
- * Two shards of 7 and 3 rows, their totals added and combined, against the whole: each row's loss
+/* Two shards of 7 and 3 rows, their totals added and combined, against the whole: each row's loss
  * and gradient are the same numbers, so the loss differs by the order of ten additions per term and
- * the gradient by the rounding of its scale.
- */
+ * the gradient by the rounding of its scale. */
 CK_RIG_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
   struct data d = make_data(rig);
   struct ck_loss *loss = ck_loss_open(rig, whole(FLAT), true);

@@ -534,11 +534,9 @@ CK_LOOP(gathers_after_an_update_are_one_call, 2) {
   ck_training_replicas_agree(&training);
 }
 
-/*
- * Biases are complete with the first layer's matrix: with all matrices in one bucket and the biases
+/* Biases are complete with the first layer's matrix: with all matrices in one bucket and the biases
  * in the next, both sums are one call of NCCL on each GPU; the sum of the totals is another. So it
- * is for a GPU without rows, which queues its sums at the end.
- */
+ * is for a GPU without rows, which queues its sums at the end. */
 CK_LOOP(sums_that_are_complete_together_are_one_call, 2 * 3) {
   static const ek_mode modes[] = {EK_MODE_REPLICATED, EK_MODE_SHARDED, EK_MODE_SHARDED_GRADIENTS};
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cuda:0-1@48MiB", modes[_i % 3]);

@@ -433,11 +433,9 @@ static struct ck_results *run(ek_status (*create_one)(ek_module **), unsigned ep
   return run_of(&is, epilogues, step, peak);
 }
 
-/*
- * Three linears: three products forward and six backward. There are two kernels of GELU forward and
+/* Three linears: three products forward and six backward. There are two kernels of GELU forward and
  * two backward, since this is f32, and three sums of columns of two launches: the third of them is
- * fused, because no GELU is in its way. 1e-6 is 16 u: the order of sums differs.
- */
+ * fused, because no GELU is in its way. 1e-6 is 16 u: the order of sums differs. */
 CK_TEST(model) {
   struct counts fused, plain;
   uint64_t fused_peak, plain_peak;
@@ -611,11 +609,9 @@ enum { TABLE_STATE = 3 * (TABLE * WIDTH + 4096) };
 
 static double *numbers(void) { return ck_array(TABLE_STATE, sizeof(double)); }
 
-/*
- * The head's products have the rows that follow the table, and no odd sizes, except that of a
+/* The head's products have the rows that follow the table, and no odd sizes, except that of a
  * gradient that the pass lends; the parameters and their states are those of a model whose products
- * have not, bit for bit.
- */
+ * have not, bit for bit. */
 CK_LOOP(a_table_has_more_rows_for_products, FUSED_TYPES + 1) {
   const bool lends = _i == FUSED_TYPES;
   const ek_type type = lends ? EK_BF16 : fused_types[_i];

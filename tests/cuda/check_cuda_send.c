@@ -235,10 +235,8 @@ CK_LOOP(a_batch_that_is_dropped_on_its_way, 2) {
   must_hold(&next, &seven, 1);
 }
 
-/*
- * Tensors of random sizes are sent, read by a kernel, given back at once, dropped on their way, or
- * kept for a while, so that blocks split and merge and marks get old, while streams dawdle.
- */
+/* Tensors of random sizes are sent, read by a kernel, given back at once, dropped on their way, or
+ * kept for a while, so that blocks split and merge and marks get old, while streams dawdle. */
 enum { KEPT = 6, ROUNDS = 400, MOST = 20000 };
 
 struct kept {

@@ -16,11 +16,9 @@
                 ek_error_message());                                                               \
   } while (0)
 
-/*
- * The group that `spec` names with `threads` per device. Opened once and kept until the program
+/* The group that `spec` names with `threads` per device. Opened once and kept until the program
  * ends, because threads take longer to start than most inputs to run: hold nothing on it when an
- * input is done.
- */
+ * input is done. */
 ek_group *fuzz_group(const char *spec, int threads);
 
 /* Every byte that was taken on the group was given back. */

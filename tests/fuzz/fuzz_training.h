@@ -45,10 +45,8 @@ void fuzz_training_close(struct fuzz_training *training);
 ek_status fuzz_training_step(struct fuzz_training *training, const struct fuzz_batch *batch,
                              size_t count, ek_step_result *result);
 
-/*
- * All parameters as they are stored, and after the first step the rule's states: for comparing bit
- * by bit. The caller frees the bytes.
- */
+/* All parameters as they are stored, and after the first step the rule's states: for comparing bit
+ * by bit. The caller frees the bytes. */
 unsigned char *fuzz_training_state(const struct fuzz_training *training, size_t *size);
 
 #endif /* FUZZ_TRAINING_H */

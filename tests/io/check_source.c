@@ -66,11 +66,9 @@ CK_TEST(every_epoch_has_every_sample_once) {
   }
 }
 
-/*
- * Of a random permutation of n the number of fixed points, of neighbours that stay neighbours, and
+/* Of a random permutation of n the number of fixed points, of neighbours that stay neighbours, and
  * of places that two permutations share is Poisson with mean 1, 2 and 1: more than 12 has a
- * probability below 1e-6. The seed is fixed, so the test cannot fail by chance.
- */
+ * probability below 1e-6. The seed is fixed, so the test cannot fail by chance. */
 CK_TEST(an_order_looks_random_and_depends_on_seed_and_epoch) {
   enum { N = 3000 };
   ek_source *a = open_numbers(N, 1, false), *b = open_numbers(N, 2, false);

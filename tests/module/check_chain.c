@@ -29,11 +29,9 @@ static size_t step_of(char letter, size_t child) {
   }
 }
 
-/*
- * A chain by a letter for each step: l is a linear, g GELU, r ReLU, s SiLU, N a layer norm, D
+/* A chain by a letter for each step: l is a linear, g GELU, r ReLU, s SiLU, N a layer norm, D
  * dropout, I what only shares its input; G and T are GELU and ReLU without a child; + adds, P adds
- * a linear on the shortcut, M multiplies with one. With `recompute`.
- */
+ * a linear on the shortcut, M multiplies with one. With `recompute`. */
 static ek_status create_steps(ek_module **module, const char *letters, ek_recompute recompute) {
   ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
   size_t steps[LETTERS + 1], count = 0, i = 0;
@@ -185,11 +183,9 @@ CK_LOOP(recomputed_to_the_same_bits, POLICIES) {
   }
 }
 
-/*
- * Random paths: recomputed they have the same bits, and the numbers of children that run one by
+/* Random paths: recomputed they have the same bits, and the numbers of children that run one by
  * one, which add up in another order: 1e-10 is 10 operations of 4 terms each, a thousand times over
- * for norms of rows that are nearly constant.
- */
+ * for norms of rows that are nearly constant. */
 CK_LOOP(random_paths, 120) {
   static const char letters[] = "llgrNNI+++sGTMP";
   struct ck_random random = ck_random_start((uint64_t)_i + 1);

@@ -138,12 +138,10 @@ static struct ck_results *measure(ek_status (*create)(ek_module **module), uint6
   return results;
 }
 
-/*
- * Joined and one by one: the same numbers. 1e-6 is 16 u: at most the order of sums differs, in
+/* Joined and one by one: the same numbers. 1e-6 is 16 u: at most the order of sums differs, in
  * which errors are independent. Forward, pre is not kept where there is no backward; backward, the
  * gradient of GELU's result is never there, so that the peak is that of the forward: pre, GELU's
- * result, y.
- */
+ * result, y. */
 CK_TEST(joined_equals_one_by_one) {
   const uint64_t wide = WIDE / NARROW;
   uint64_t joined[2], apart[2];

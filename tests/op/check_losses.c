@@ -95,11 +95,9 @@ CK_RIG_GRID(cross_entropy, n, SIZES, how, 16) {
   check_gradient(rig, &f);
 }
 
-/*
- * The first columns of wider rows: what is after them may be anything, and gets zeros. The wide
+/* The first columns of wider rows: what is after them may be anything, and gets zeros. The wide
  * rows begin at the same alignment as those of a copy, so that every kernel does the same
- * arithmetic and the bits are those of the copy; other widths keep the bounds.
- */
+ * arithmetic and the bits are those of the copy; other widths keep the bounds. */
 static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns, bool same) {
   const int64_t rows = f->rows, classes = f->classes, n = rows * columns;
   static const double rubbish[] = {NAN, HUGE_VAL, -HUGE_VAL, 1e30, 0};

@@ -117,11 +117,9 @@ static void step_matrix(struct matrix *it, const double *gradient, double rate) 
   ck_ok(ek_optimizer_table(it->rule)->update(it->rule, it->rig->stream, &update));
 }
 
-/*
- * Rows of a Hadamard matrix: u u^T is a multiple of I, |u| is a power of two, and the coefficients
+/* Rows of a Hadamard matrix: u u^T is a multiple of I, |u| is a power of two, and the coefficients
  * have few bits. So every number is exact, in f32 too, and any order of sums gives the same. With
- * momentum 1/2 the first gradient and then its half make the momentum half of the first, always.
- */
+ * momentum 1/2 the first gradient and then its half make the momentum half of the first, always. */
 CK_RIG_LOOP(exact_numbers, CK_VARIANTS) {
   static const int64_t shapes[][2] = {{4, 4}, {2, 8}, {8, 2}, {1, 16}, {16, 1}, {1, 1}};
   for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {

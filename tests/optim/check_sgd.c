@@ -41,11 +41,9 @@ static void torch_sgd(const ek_sgd_options *o, double *param, double *buf, bool 
   *param += -o->learning_rate * grad;
 }
 
-/*
- * Each step rounds what it adds to a parameter a few times (g, the buffer, the products and the
+/* Each step rounds what it adds to a parameter a few times (g, the buffer, the products and the
  * constants of the rule: 16 covers it) and the parameter twice. An error of the buffer lives on, m
- * times smaller each step: 1 / (1 - m) of them. P, G: the largest parameter and |g + decay p|.
- */
+ * times smaller each step: 1 / (1 - m) of them. P, G: the largest parameter and |g + decay p|. */
 static double step_bound(const struct ck_rig *rig, const ek_sgd_options *o, double p, double g) {
   return rig->unit *
          (4.0 * p + 16.0 * o->learning_rate * g * (1.0 + o->momentum) / (1.0 - o->momentum));
