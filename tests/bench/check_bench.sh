@@ -634,15 +634,19 @@ group_data() {
 
 # Files are there whole or not at all; nothing waits for a reader that is not there.
 group_output() {
-  local code=0 line run=(memory "${small[@]}" --devices cpu:2 --modes gather)
+  local code=0 line both reader run=(memory "${small[@]}" --devices cpu:2 --modes gather)
   # A pipe without a reader: refused before the run. One with a reader gets all of it.
   mkfifo "$dir/pipe"
   for line in --export-json --export-csv --timeline --report; do
     refuses 1 "no process reads this pipe" "${run[@]}" $line "$dir/pipe"
   done
   expect 1 devices --export-json "$dir/pipe"
-  cat "$dir/pipe" >"$dir/read" &
+  # The reader is there before the program, however late its process begins; its end is that of the last writer.
+  exec {both}<>"$dir/pipe"
+  exec {reader}<"$dir/pipe"
+  cat <&"$reader" >"$dir/read" {both}>&- &
   expect 0 "${run[@]}" --export-json "$dir/pipe"
+  exec {both}>&- {reader}<&-
   wait $!
   same "what a pipe's reader gets" "$("$read_json" "$dir/read" runs.0.mode)" gather
 
