@@ -45,8 +45,7 @@ CK_TEST(every_bit_of_the_key_changes_about_half_of_the_bits) {
       other.stream ^= UINT32_C(1) << (bit - 96);
     else if (bit < 160)
       sample ^= UINT32_C(1) << (bit - 128);
-    else
-      block ^= UINT32_C(1) << (bit - 160);
+    else block ^= UINT32_C(1) << (bit - 160);
     uint32_t bits[4];
     ek_random_bits(other, sample, block, bits);
     int changed = 0;

@@ -206,8 +206,7 @@ CK_RIG_LOOP(totals_have_a_place, CK_VARIANTS) {
     ck_within("totals", totals, want, NULL, 2);
     ck_loss_drop(loss);
     ck_assert_uint_eq(ck_loss_bytes(rig), 0);
-    ek_pass_options options = EK_PASS_OPTIONS_INIT;
-    options.gradient = false;
+    CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .gradient = false);
     CK_GOT(ek_pass *, pass, ek_pass_open(&pass, loss->replica, &options));
     CK_GOT(ek_tensor, made, ek_pass_run_forward(&made, pass, inputs));
     ek_pass_free(pass);
@@ -335,13 +334,12 @@ CK_TEST(bad_bases) {
   ck_bad(c, base.private_members.outputs, 1, ek_criterion_check(&c), "2 to 2 results");
 
   const double halves[] = {0.5, 0.5, 0.5};
-  ek_criterion_options options = EK_CRITERION_OPTIONS_INIT;
   ck_ok(ek_criterion_init_with(&c, &good, NULL));
   ck_assert(ek_module_inputs(&c.base) == 2 && ek_module_targets(&c.base) == 1 &&
             ek_module_terms(&c.base) == 1);
   ck_assert_ptr_eq(ek_criterion_of(&c.base), &c);
-  options.terms = 3;
-  options.coefficients = halves;
+  CK_WITH(ek_criterion_options, options, EK_CRITERION_OPTIONS_INIT, .terms = 3,
+          .coefficients = halves);
   ck_ok(ek_criterion_init_with(&c, &good, &options));
   ck_assert_uint_eq(ek_module_terms(&c.base), 3);
   ck_assert_ptr_eq(ek_criterion_coefficients(&c), halves);

@@ -56,8 +56,7 @@ static ek_cross_entropy_options options_of(struct ck_rig *rig, const struct sett
   if (setting->weights) {
     double *w = ck_values(rig, classes, 0.0, 3.0);
     w[0] = 0.0; /* legal */
-    o.class_weights = w;
-    o.classes = classes;
+    ck_assign(o, .class_weights = w, .classes = classes);
   }
   return o;
 }
@@ -130,11 +129,8 @@ CK_RIG_TEST(equals_pytorch, NULL, EK_F64) {
   }
   ek_tensor *x = ck_tensor(rig, logits, CK_SHAPE(6, 5));
   ek_tensor *y = ck_tensor_of(rig, EK_I32, targets, CK_SHAPE(6));
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.label_smoothing = 0.1;
-  o.class_weights = weights;
-  o.classes = 5;
-  o.reduction = EK_REDUCTION_NONE;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .label_smoothing = 0.1,
+          .class_weights = weights, .classes = 5, .reduction = EK_REDUCTION_NONE);
   struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
   double totals[2];
   ck_loss_forward(loss, x, y, totals);
@@ -398,8 +394,7 @@ CK_RIG_LOOP(soft_targets_of_one_class, CK_VARIANTS) {
     t[i] = i % WIDE >= CLASSES ? (double)NAN : i % WIDE == (int)classes[i / WIDE] ? 1 : 0;
   }
   const ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(ROWS, WIDE));
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.classes = CLASSES;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .classes = CLASSES);
   struct ck_loss *of_classes = ck_loss_open(rig, make(&o), true);
   o.soft_targets = true;
   struct ck_loss *of_soft = ck_loss_open(rig, make(&o), true);
@@ -437,13 +432,8 @@ CK_RIG_TEST(soft_targets_equal_pytorch, NULL, EK_F64) {
       const double sum = t[i] + t[i + 1] + t[i + 2] + t[i + 3];
       for (int c = 0; c < 4; c++) t[i + c] /= sum;
     }
-    ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-    o.soft_targets = true;
-    if (plain == 0) {
-      o.class_weights = weights;
-      o.classes = 4;
-      o.label_smoothing = 0.1;
-    }
+    CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .soft_targets = true);
+    if (plain == 0) ck_assign(o, .class_weights = weights, .classes = 4, .label_smoothing = 0.1);
     struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
     ck_loss_forward(loss, ck_tensor(rig, x, CK_SHAPE(3, 4)), ck_tensor(rig, t, CK_SHAPE(3, 4)),
                     totals);
@@ -459,16 +449,14 @@ CK_LOOP(soft_gradient_is_the_derivative, SETTINGS) {
   ek_tensor *x = ck_tensor(rig, ck_values(rig, 12 * 9, -5.0, 5.0), CK_SHAPE(12, 9));
   const ek_tensor *y =
       ck_tensor(rig, soft_targets(rig, 12, 9, settings[_i].ignore), CK_SHAPE(12, 9));
-  ek_cross_entropy_options o = options_of(rig, &settings[_i], 9);
-  o.soft_targets = true;
+  CK_WITH(ek_cross_entropy_options, o, options_of(rig, &settings[_i], 9), .soft_targets = true);
   ck_loss_gradient(rig, ck_loss_open(rig, make(&o), true), x, y, 60);
 }
 
 /* Class 0 is impossible, by its logit and by the targets. */
 CK_RIG_LOOP(soft_targets_and_an_impossible_class, CK_VARIANTS) {
   const double x[] = {-(double)INFINITY, 1, 1, 0, 0, 0}, t[] = {0, 0.5, 0.5, 0, 0, 0};
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.soft_targets = true;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .soft_targets = true);
   struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
   double totals[2];
   run_loss(loss, false, ck_tensor(rig, x, CK_SHAPE(2, 3)), ck_tensor(rig, t, CK_SHAPE(2, 3)),
@@ -509,8 +497,7 @@ CK_TEST(bad_options) {
   ck_assert_ptr_null(criterion);
   /* An older program's shorter struct has the defaults for the rest. */
   o = good;
-  o.size = offsetof(ek_cross_entropy_options, label_smoothing);
-  o.label_smoothing = 9;
+  ck_assign(o, .size = offsetof(ek_cross_entropy_options, label_smoothing), .label_smoothing = 9);
   criterion = make(&o);
   ek_criterion_free(criterion);
 }
@@ -520,8 +507,7 @@ CK_RIG_TEST(bad_batches, NULL, EK_F32) {
   static const double weights[] = {1, 1, 1, 1, 1, 1};
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   struct ck_loss *plain = ck_loss_open(rig, make(&o), false);
-  o.class_weights = weights;
-  o.classes = 6;
+  ck_assign(o, .class_weights = weights, .classes = 6);
   struct ck_loss *weighted = ck_loss_open(rig, make(&o), false);
   const ek_tensor *scalar = ck_poisoned(rig, 0, NULL);
   const ek_tensor *few = ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(5));

@@ -22,10 +22,8 @@ static ek_element_loss loss_number(int i) {
 
 static ek_criterion *make_with(int number, ek_reduction reduction, bool weighted, bool by_sample) {
   const ek_element_loss loss = loss_number(number);
-  ek_elementwise_loss_options options = EK_ELEMENTWISE_LOSS_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.weighted = weighted;
-  options.by_sample = by_sample;
+  CK_WITH(ek_elementwise_loss_options, options, EK_ELEMENTWISE_LOSS_OPTIONS_INIT,
+          .reduction = reduction, .weighted = weighted, .by_sample = by_sample);
   CK_GOT(ek_criterion *, criterion, ek_elementwise_loss_create_with(&criterion, &loss, &options));
   return criterion;
 }
@@ -147,10 +145,8 @@ CK_LOOP(weights, 6 * CK_VARIANTS) {
   }
   if (by_sample) want[1] /= 33;
   const ek_element_loss squared = {EK_ELEMENT_LOSS_SQUARED, 0, 0};
-  ek_elementwise_loss_options options = EK_ELEMENTWISE_LOSS_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.weighted = true;
-  options.by_sample = by_sample;
+  CK_WITH(ek_elementwise_loss_options, options, EK_ELEMENTWISE_LOSS_OPTIONS_INIT,
+          .reduction = reduction, .weighted = true, .by_sample = by_sample);
   ek_criterion *criterion = NULL;
   ck_ok(ek_elementwise_loss_create_with(&criterion, &squared, &options));
   struct ck_loss *loss = ck_loss_open(rig, criterion, true);

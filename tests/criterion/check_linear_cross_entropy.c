@@ -21,10 +21,8 @@ struct setting {
 enum { IGNORED = -7, MOST_SAMPLES = 9, TOKENS = 3 };
 
 static ek_cross_entropy_options criterion_options(const struct setting *s) {
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.reduction = s->reduction;
-  o.ignore_index = IGNORED;
-  o.label_smoothing = s->smoothing;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = s->reduction,
+          .ignore_index = IGNORED, .label_smoothing = s->smoothing);
   if (s->weights) o.class_weights = s->class_weight;
   if (s->weights || s->classes < s->columns) o.classes = s->classes;
   return o;
@@ -37,18 +35,16 @@ static ek_module *body(const struct setting *s) {
 
 static ek_criterion *fused(const struct setting *s) {
   const ek_cross_entropy_options loss = criterion_options(s);
-  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_criterion *criterion = NULL;
-  o.loss = &loss;
-  o.bias = s->bias;
+  CK_WITH(ek_linear_cross_entropy_options, o, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, .loss = &loss,
+          .bias = s->bias);
   if (s->logits_bytes > 0) o.logits_bytes = s->logits_bytes;
   ck_ok(ek_linear_cross_entropy_create(&criterion, s->width, s->columns, &o));
   return ck_keep(criterion);
 }
 
 static ek_module *together(ek_module *model, ek_criterion *criterion) {
-  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
-  o.name = "head";
+  CK_WITH(ek_with_criterion_options, o, EK_WITH_CRITERION_OPTIONS_INIT, .name = "head");
   CK_GOT(ek_module *, module, ek_with_criterion_create_with(&module, model, criterion, &o));
   return ck_keep(module);
 }
@@ -123,12 +119,9 @@ static struct ck_training training_open(const struct setting *s, const char *spe
   const ek_cross_entropy_options loss = criterion_options(s);
   ek_criterion *criterion = NULL;
   if (!one) ck_ok(ek_cross_entropy_create(&criterion, &loss));
-  struct ck_setup setup = ck_setup_own(NULL, criterion, spec, s->mode);
-  setup.module = one ? together(body(s), fused(s)) : apart(s);
-  setup.options.type = s->type;
-  setup.options.seed = 11;
-  setup.gradient_in_forward = !s->whole_scale;
-  setup.optimizer = ck_plain_sgd;
+  CK_WITH(struct ck_setup, setup, ck_setup_own(NULL, criterion, spec, s->mode),
+          .module = one ? together(body(s), fused(s)) : apart(s), .options.type = s->type,
+          .options.seed = 11, .gradient_in_forward = !s->whole_scale, .optimizer = ck_plain_sgd);
   return ck_training_opened(&setup);
 }
 
@@ -169,8 +162,7 @@ static int64_t read_gradients(double numbers[NUMBERS], const struct ck_training 
 /* A step of two micro-batches, one of them smaller than the group. */
 static double step(struct ck_training *t, const struct setting *s, double gradients[NUMBERS],
                    int64_t *count) {
-  struct batch b;
-  batch_make(&b, s, MOST_SAMPLES - 2, 1);
+  CK_SET_UP(struct batch, b, batch_make(&b, s, MOST_SAMPLES - 2, 1));
   ck_ok(try_backward(t, &b, true));
   batch_make(&b, s, 2, 2);
   ck_ok(try_backward(t, &b, false));
@@ -248,8 +240,7 @@ CK_TEST(as_a_module) {
                                    {.type = EK_I32, .rank = 2, .shape = {4, 2}, .high = 10}};
   ek_criterion *criterion = fused(&s);
   ek_module *module = together(body(&s), fused(&s));
-  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  options.depth = 40;
+  CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .depth = 40);
   ck_ok(ek_module_check(&criterion->base, test_devices("cpu:2"), inputs, 2, &options));
   ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs, 2, &options));
 }
@@ -259,9 +250,8 @@ CK_TEST(as_a_term) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F64, .logits_bytes = 200};
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
-  struct batch b;
   struct ck_training t = training_open(&s, "cpu:2", true);
-  batch_make(&b, &s, 5, 3);
+  CK_SET_UP(struct batch, b, batch_make(&b, &s, 5, 3));
   ck_ok(try_backward(&t, &b, false));
   count = read_gradients(want, &t, &s);
 
@@ -269,11 +259,10 @@ CK_TEST(as_a_term) {
   const double coefficients[] = {0.5, 0};
   ck_kept(ek_mean_squared_error_create(&terms[1], EK_REDUCTION_MEAN), terms[1]);
   CK_OPENED(ek_criterion *, sum, ek_weighted_sum_create(&sum, terms, coefficients, 1));
-  ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_group *group = ck_open("cpu:2", 1);
-  o.type = EK_F64;
-  o.seed = 11;
+  CK_WITH(ek_data_parallel_model_options, o, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, .type = EK_F64,
+          .seed = 11);
   how.gradient_in_forward = true;
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, together(body(&s), sum), &o));
@@ -313,9 +302,7 @@ static void peaks_of(ek_memory_usage usage[3], const struct setting *s, const ch
 /* Planned to the byte; and of logits there is a block. */
 CK_LOOP(planned_and_small, 8) {
   struct setting s = {.width = 8, .classes = 60, .columns = 60, .type = EK_F32};
-  s.mode = (ek_mode)(_i % 4);
-  s.whole_scale = _i / 4 == 1;
-  s.logits_bytes = 2 * 60 * 4;
+  ck_assign(s, .mode = (ek_mode)(_i % 4), .whole_scale = _i / 4 == 1, .logits_bytes = 2 * 60 * 4);
   ek_memory_usage real[3], plan[3];
   peaks_of(real, &s, "cpu:3");
   peaks_of(plan, &s, "plan:3");
@@ -338,9 +325,8 @@ CK_TEST(at_most_64_mib) {
       ek_tensor, y,
       ek_tensor_create(&y, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(2000)));
   const ek_tensor inputs[] = {x, y};
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.promise.overwrite_inputs = true;
-  options.promise.gradient_now = 1;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .promise.overwrite_inputs = true,
+          .promise.gradient_now = 1);
   CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
   CK_OPENED(ek_tensor, totals, ek_pass_run_forward(&totals, pass, inputs));
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(group, 0)));
@@ -355,9 +341,8 @@ CK_LOOP(a_failure_anywhere, 2) {
   struct setting s = random_setting(5 + 8 * _i);
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
-  struct batch b;
   s.type = EK_F64;
-  batch_make(&b, &s, 5, 4);
+  CK_SET_UP(struct batch, b, batch_make(&b, &s, 5, 4));
   struct ck_training t = training_open(&s, "cpu:2", true);
   ck_ok(try_backward(&t, &b, false));
   count = read_gradients(want, &t, &s);
@@ -390,12 +375,9 @@ CK_TEST(refused) {
   o.loss = &loss;
   loss.label_smoothing = 2;
   ck_fails(create(3, 5, &o), bad, "linear_cross_entropy: label_smoothing is 2");
-  loss.label_smoothing = 0;
-  loss.classes = 6;
+  ck_assign(loss, .label_smoothing = 0, .classes = 6);
   ck_fails(create(3, 5, &o), bad, "6 classes, but 5 logits");
-  loss.classes = 3;
-  loss.class_weights = weights;
-  loss.reduction = (ek_reduction)9;
+  ck_assign(loss, .classes = 3, .class_weights = weights, .reduction = (ek_reduction)9);
   ck_fails(create(3, 5, &o), bad, "unknown reduction 9");
   loss.reduction = EK_REDUCTION_MEAN;
   for (uint64_t n = 1; n <= 2; n++) {
@@ -409,7 +391,6 @@ CK_TEST(refused) {
 /* In a pair no optimizer trains its weight; the error says what to do. */
 CK_TEST(inputs_that_do_not_fit) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F32, .logits_bytes = 60};
-  struct batch b;
   ek_shards outputs = {0};
   ek_data_parallel_criterion *pair = NULL;
   ek_criterion *criterion = fused(&s);
@@ -418,7 +399,7 @@ CK_TEST(inputs_that_do_not_fit) {
            "linear_cross_entropy has parameters: join it with the model");
 
   t = training_open(&s, "cpu:2", true);
-  batch_make(&b, &s, 5, 4);
+  CK_SET_UP(struct batch, b, batch_make(&b, &s, 5, 4));
   b.t[10] = 7; /* row 1 of device 1, in its second block; a GPU says so when it is asked */
   ck_invalid(try_backward(&t, &b, false) == EK_OK ? ek_group_synchronize(t.group)
                                                   : EK_ERR_INVALID_ARGUMENT,

@@ -10,9 +10,8 @@ static ek_criterion *squared(ek_reduction reduction) {
 }
 
 static ek_criterion *entropy(const double *weights, int64_t classes) {
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.class_weights = weights;
-  o.classes = classes;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .class_weights = weights,
+          .classes = classes);
   CK_GOT(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, &o));
   return ck_keep(criterion);
 }
@@ -274,14 +273,11 @@ CK_TEST(refused) {
   ck_invalid(ek_weighted_sum_create(&w, terms, c, 13), "more than 64 terms");
   mean->base.private_members.terms = 0;
   ck_invalid(ek_weighted_sum_create(&w, terms, c, 1), "1 to 64 terms");
-  mean->base.private_members.terms = 1;
-  mean->base.private_members.inputs = 1; /* the target */
+  ck_assign(mean->base.private_members, .terms = 1, .inputs = 1 /* the target */);
   ck_invalid(ek_weighted_sum_create(&w, terms, c, 1), "1 to 16 outputs");
-  mean->base.private_members.inputs = 10;
-  mean->base.private_members.targets = 9;
+  ck_assign(mean->base.private_members, .inputs = 10, .targets = 9);
   ck_invalid(ek_weighted_sum_create(&w, terms, c, 2), "more than 16 targets");
-  mean->base.private_members.inputs = 2;
-  mean->base.private_members.targets = 1;
+  ck_assign(mean->base.private_members, .inputs = 2, .targets = 1);
   terms[1] = NULL;
   ck_invalid(ek_weighted_sum_create(&w, terms, c, 2), "terms[1] is NULL");
   ck_invalid(ek_weighted_sum_create(&w, &terms[1], c, 1), "terms[0] is NULL");

@@ -19,12 +19,9 @@ static ek_module *linear(void) {
 /* Criterion NULL: the module computes its loss itself. */
 static struct ck_training training_open_with(const char *spec, ek_mode mode, ek_module *module,
                                              ek_criterion *criterion, bool in_forward) {
-  struct ck_setup setup = ck_setup_own(NULL, NULL, spec, mode);
-  setup.module = module;
-  setup.criterion = criterion;
-  setup.options.type = EK_F64;
-  setup.options.seed = 5;
-  setup.gradient_in_forward = in_forward;
+  CK_WITH(struct ck_setup, setup, ck_setup_own(NULL, NULL, spec, mode), .module = module,
+          .criterion = criterion, .options.type = EK_F64, .options.seed = 5,
+          .gradient_in_forward = in_forward);
   return ck_training_opened(&setup);
 }
 
@@ -118,10 +115,8 @@ static double train(struct ck_training *t, bool classes, bool cut, double number
 
 static ek_criterion *entropy(void) {
   static const double weights[OUT] = {1, 0.5, 2, 0.25};
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.ignore_index = -1;
-  options.class_weights = weights;
-  options.classes = OUT;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .ignore_index = -1,
+          .class_weights = weights, .classes = OUT);
   CK_GOT(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, &options));
   return ck_keep(criterion);
 }
@@ -203,10 +198,9 @@ static double loss_at(struct ck_training *t, const struct batch *b, const double
 CK_TEST(gradient_is_the_derivative) {
   struct ck_training t =
       training_open("cpu:3", EK_MODE_BALANCED, ck_together(linear(), ck_biased()), NULL);
-  struct batch b;
   double gradient[OUT], bias[OUT];
   const double h = 1e-3;
-  batch_make(&b, 7, false, 3);
+  CK_SET_UP(struct batch, b, batch_make(&b, 7, false, 3));
   backward(&t, &b, false, false, NULL);
   read_parameter(gradient, &t, "criterion.bias", true);
   ck_ok(ek_data_parallel_model_discard(t.model));
@@ -223,16 +217,14 @@ CK_TEST(gradient_is_the_derivative) {
 /* A trainer takes such a model without a criterion; its targets are inputs. */
 CK_TEST(in_a_trainer) {
   ek_module *module = ck_together(linear(), ck_biased());
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_step_result first, last;
-  struct batch b;
   double loss = 0, weight = 0;
   ek_group *group = ck_open("cpu:3", 1);
-  options.group = group;
-  options.model = &model_options;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = group,
+          .model = &model_options);
   model_options.type = EK_F64;
-  batch_make(&b, 5, false, 6);
+  CK_SET_UP(struct batch, b, batch_make(&b, 5, false, 6));
   const ek_tensor inputs[] = {b.input, b.target};
   CK_OPENED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
   CK_GOT(ek_trainer *, trainer, ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
@@ -450,9 +442,8 @@ static ek_status try_step(struct ck_training *t, const ek_tensor *inputs) {
 CK_LOOP(a_failure_anywhere, 2) {
   struct ck_training t =
       training_open_with("cpu:2", EK_MODE_REPLICATED, with_early_loss(0, _i == 1), NULL, _i == 1);
-  struct batch b;
   double before[OUT], after[OUT];
-  batch_make(&b, 5, false, 4);
+  CK_SET_UP(struct batch, b, batch_make(&b, 5, false, 4));
   const ek_tensor inputs[] = {b.input, b.target};
   read_parameter(before, &t, "criterion.bias", false);
   uint64_t n = 0;

@@ -155,8 +155,7 @@ static bool one_rounding(const struct bed *bed) {
 CK_LOOP_FROM(every_collective_for_every_number_of_devices, 1, DEVICES + 1) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_I32, EK_BF16, EK_F16};
   struct ck_random random = ck_random_start((uint64_t)_i);
-  struct bed bed;
-  open_bed(&bed, "cpu", (size_t)_i, EK_F32, 0);
+  CK_SET_UP(struct bed, bed, open_bed(&bed, "cpu", (size_t)_i, EK_F32, 0));
   const char *name = ek_communicator_name(bed.communicator);
   ck_assert(on_cpu(&bed) ? strcmp(name, "host") == 0
                          : strcmp(name, "peer") == 0 || strcmp(name, "nccl") == 0);
@@ -192,8 +191,7 @@ CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
   struct ck_random random = ck_random_start(99);
   for (size_t devices = 3; devices <= DEVICES; devices++) {
     const size_t mark = ck_mark();
-    struct bed bed;
-    open_bed(&bed, "cpu", devices, summed[_i], 1003);
+    CK_SET_UP(struct bed, bed, open_bed(&bed, "cpu", devices, summed[_i], 1003));
     for (int kind = REDUCE; kind <= REDUCE_SCATTER; kind++) {
       for (int64_t i = 0; i < bed.count; i++) {
         for (size_t d = 0; d < devices; d++) {
@@ -211,9 +209,8 @@ CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
 }
 
 CK_LOOP(runs_repeat_bit_for_bit, SUMMED) {
-  struct bed bed;
   struct ck_random random = ck_random_start(7);
-  open_bed(&bed, "cpu", 5, summed[_i], 10007);
+  CK_SET_UP(struct bed, bed, open_bed(&bed, "cpu", 5, summed[_i], 10007));
   for (size_t d = 0; d < bed.devices; d++) {
     for (int64_t i = 0; i < bed.count; i++) {
       bed.values[d][i] = ck_round_to(bed.type, ck_random_uniform(&random, -1, 1));
@@ -410,14 +407,12 @@ static void keep_least(double *least, double seconds) {
 
 CK_TEST(a_failing_device_leaves_nobody_waiting) {
   double least[KINDS] = {0};
-  struct bed bed;
   struct ck_random random = ck_random_start(5);
-  open_bed(&bed, "cpu", 4, EK_F32, 100);
+  CK_SET_UP(struct bed, bed, open_bed(&bed, "cpu", 4, EK_F32, 100));
   fill_integers(&bed, &random);
   cut(&bed, &random);
   for (int round = 0; round < 40; round++) {
-    bed.root = (size_t)round % 4;
-    bed.kind = (enum kind)(round % KINDS);
+    ck_assign(bed, .root = (size_t)round % 4, .kind = (enum kind)(round % KINDS));
     const double since = ck_now();
     char text[64];
     (void)snprintf(text, sizeof text, "replica %zu on cpu:%zu: the disk is full", bed.root,
@@ -455,8 +450,7 @@ static void *abort_later(void *argument) {
 
 CK_TEST(another_thread_may_abort) {
   double least = 0;
-  struct bed bed;
-  open_bed(&bed, "cpu", 3, EK_F32, 100);
+  CK_SET_UP(struct bed, bed, open_bed(&bed, "cpu", 3, EK_F32, 100));
   bed.kind = ALL_REDUCE;
   for (int round = 0; round < 5; round++) {
     pthread_t thread;
@@ -484,8 +478,7 @@ CK_TEST(the_counting_communicator_never_waits) {
   ck_assert_str_eq(ek_communicator_name(chain.bed.communicator), "count");
   ck_ok(ek_group_apply(chain.bed.group, run_chain, &chain));
   for (int kind = 0; kind < KINDS; kind++) {
-    chain.bed.kind = (enum kind)kind;
-    chain.bed.offsets[3] = 200;
+    ck_assign(chain.bed, .kind = (enum kind)kind, .offsets[3] = 200);
     ck_ok(ek_group_apply(chain.bed.group, once, &chain.bed));
   }
   chain.bed.root = 1;

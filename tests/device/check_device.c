@@ -299,9 +299,7 @@ CK_TEST(apply_runs_once_on_each_worker_and_the_threads_stay) {
 CK_TEST(the_lowest_failing_device_speaks) {
   static struct job job;
   memset(&job, 0, sizeof job);
-  job.group = ck_open("cpu:4@1MiB", 1);
-  job.give[2] = EK_ERR_IO;
-  job.give[3] = EK_ERR_SHAPE;
+  ck_assign(job, .group = ck_open("cpu:4@1MiB", 1), .give[2] = EK_ERR_IO, .give[3] = EK_ERR_SHAPE);
   ck_fails(apply(&job), EK_ERR_IO, "replica 2 on cpu:2: worker 2 is unhappy");
   ck_assert(strncmp(ek_error_message(), "replica 2 on ", 13) == 0);
   /* A device that only gave up does not speak while another has an error of its own. */
@@ -434,8 +432,7 @@ CK_LOOP(streams_and_events, 2) {
 CK_LOOP(every_allocation_of_open_may_fail, 3) {
   static const char *const specs[] = {"cpu:3@1MiB", "plan:9@80GiB", "cpu:2"};
   ek_group *group = NULL;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = 2;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 2);
   uint64_t n = 0;
   while (ck_host_fails(&n, ek_group_open(&group, specs[_i], &options))) {
     ck_assert_ptr_null(group);
@@ -463,9 +460,8 @@ enum { GIVEN = 64 << 10 };
 static _Alignas(EK_MEMORY_UNIT) unsigned char given_memory[2][GIVEN];
 
 static ek_group_options with_resources(const ek_device_resources *resources, size_t count) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.resources = resources;
-  options.resource_count = count;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .resources = resources,
+          .resource_count = count);
   return options;
 }
 

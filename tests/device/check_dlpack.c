@@ -30,17 +30,15 @@ static void make_theirs(struct theirs *t) {
   t->head = *like;
   like->deleter(like);
   t->shape[0] = 3, t->shape[1] = 4, t->strides[0] = 4, t->strides[1] = 1;
-  t->head.tensor.shape = t->shape;
-  t->head.tensor.strides = t->strides;
+  ck_assign(t->head.tensor, .shape = t->shape, .strides = t->strides);
   t->head.deleter = note_deletion;
   deletions = 0;
 }
 
 CK_TEST(an_imported_tensor_is_their_memory) {
-  struct theirs t;
   double values[12];
   ek_tensor x = {0}, view = {0};
-  make_theirs(&t);
+  CK_SET_UP(struct theirs, t, make_theirs(&t));
   ck_ok(ek_dlpack_import(&x, t.device, &t.head, NULL));
   ck_assert_ptr_eq(x.data, t.owner.data);
   ck_assert_int_eq(x.type, EK_F32);
@@ -58,9 +56,8 @@ CK_TEST(an_imported_tensor_is_their_memory) {
 
 /* Strides of dimensions with one element are not looked at; NULL is dense; an offset is added. */
 CK_TEST(forms_of_one_layout) {
-  struct theirs t;
   double values[4];
-  make_theirs(&t);
+  CK_SET_UP(struct theirs, t, make_theirs(&t));
   t.head.tensor.rank = 3;
   t.shape[0] = 1, t.shape[1] = 1, t.shape[2] = 4;
   t.strides[0] = 77, t.strides[1] = -3, t.strides[2] = 1;
@@ -69,8 +66,7 @@ CK_TEST(forms_of_one_layout) {
   ck_get(values, &x);
   ck_assert_double_eq(values[0] * 10 + values[3], 91);
   ek_tensor_free(&x);
-  t.head.tensor.strides = NULL;
-  t.head.deleter = NULL;
+  ck_assign(t.head, .tensor.strides = NULL, .deleter = NULL);
   ck_ok(ek_dlpack_import(&x, t.device, &t.head, NULL));
   ek_tensor_free(&x);
   t.shape[1] = 0; /* no elements: nothing is at the address */
@@ -117,9 +113,8 @@ static void spoil(struct theirs *t, int which) {
 
 /* What is refused stays the caller's. */
 CK_LOOP(what_is_refused, BAD) {
-  struct theirs t;
   ek_tensor x = {0};
-  make_theirs(&t);
+  CK_SET_UP(struct theirs, t, make_theirs(&t));
   if (_i == 9) t.strides[0] = 4;
   spoil(&t, _i);
   ck_fails(ek_dlpack_import(&x, t.device, &t.head, NULL), bad[_i].status, bad[_i].text);
@@ -129,10 +124,9 @@ CK_LOOP(what_is_refused, BAD) {
 }
 
 CK_TEST(null_and_devices_that_only_count) {
-  struct theirs t;
   ek_tensor x = {0}, counted = {0};
   ek_dlpack *out = NULL;
-  make_theirs(&t);
+  CK_SET_UP(struct theirs, t, make_theirs(&t));
   ek_device *counts = ek_group_device(ck_open_exactly("plan:1", 1), 0);
   ck_invalid(ek_dlpack_import(NULL, t.device, &t.head, NULL), "NULL");
   ck_invalid(ek_dlpack_import(&x, NULL, &t.head, NULL), "NULL");

@@ -515,10 +515,10 @@ CK_TEST(a_wrapped_tensor_that_is_refused) {
 CK_TEST(a_wrapped_tensor_without_elements_is_released_as_well) {
   static const int one = 1;
   ek_device *device = ek_group_device(ck_open("cpu:1", 1), 0);
-  ek_tensor x = {0};
   releases = 0;
-  ck_ok(ek_tensor_wrap(&x, device, NULL, EK_F32, CK_SHAPE(0, 3), note_release,
-                       (void *)(uintptr_t)&one));
+  CK_GOT(ek_tensor, x,
+         ek_tensor_wrap(&x, device, NULL, EK_F32, CK_SHAPE(0, 3), note_release,
+                        (void *)(uintptr_t)&one));
   ck_assert_ptr_nonnull(x.data);
   ek_tensor_free(&x);
   ck_assert_int_eq(releases, 1);

@@ -201,9 +201,9 @@ static void record(const ek_group *group, size_t events) {
 
 /* On devices that compute and that count, in f32 and in bf16. */
 CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
-  struct ck_linears it;
-  ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2@3GiB", WIDTH, EK_MODE_REPLICATED,
-                     _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16);
+  CK_SET_UP(struct ck_linears, it,
+            ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2@3GiB", WIDTH,
+                               EK_MODE_REPLICATED, _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16));
   ck_ok(ck_linears_step(&it));
   size_t held = 0;
   for (int recorded = 0; recorded < 2; recorded++) {
@@ -224,8 +224,7 @@ CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
 
 /* A recording that has dropped something is not all that happened, so nothing of it is shown. */
 CK_TEST(a_part_of_a_recording_is_not_shown) {
-  struct ck_linears it;
-  ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
+  CK_SET_UP(struct ck_linears, it, ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED));
   record(it.group, 3);
   ck_ok(ck_linears_step(&it));
   (void)events_of(it.group, json);
@@ -233,8 +232,7 @@ CK_TEST(a_part_of_a_recording_is_not_shown) {
 
 /* In a pickle they are appended by the thousand, which the reader counts. */
 CK_TEST(a_long_recording_is_shown) {
-  struct ck_linears it;
-  ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
+  CK_SET_UP(struct ck_linears, it, ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED));
   record(it.group, 10000);
   for (int i = 0; i < 140; i++) ck_ok(ck_linears_step(&it));
   ck_assert_uint_gt(events_of(it.group, path), DEVICES * 2400);
@@ -275,8 +273,7 @@ static const struct ck_value *find_refused(const struct ck_value *snapshot, size
 /* Device 1 has no room for the n-th request of a step, for each n that happens in a module: the
  * error names it and the largest holders, and the snapshot says the same. */
 CK_TEST(memory_runs_out) {
-  struct ck_linears it;
-  ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
+  CK_SET_UP(struct ck_linears, it, ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED));
   ck_ok(ck_linears_step(&it));
   size_t named = 0;
   for (uint64_t n = 1; n < 40; n++) {
@@ -327,8 +324,7 @@ CK_TEST(modules_hold_what_they_took) {
   ck_ok(ek_sequential_create(&inner, parts, LAYERS - 1));
   ck_ok(ek_sequential_create(&model, (ek_module *[]){inner, parts[2]}, 2));
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, model, NULL));
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.gradient = true;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .gradient = true);
   CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
   const int64_t shape[] = {CK_LINEARS_SAMPLES, WIDTH};
   const uint64_t bytes = sizeof(float) * CK_LINEARS_SAMPLES * WIDTH;
@@ -405,11 +401,9 @@ static void stop_writer(struct writer *writer) {
 
 /* Beside a training, and while a model goes. */
 CK_TEST(another_thread_writes) {
-  struct ck_linears it;
-  struct writer writer;
-  ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
+  CK_SET_UP(struct ck_linears, it, ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED));
   record(it.group, 1000);
-  start_writer(&writer, it.group);
+  CK_SET_UP(struct writer, writer, start_writer(&writer, it.group));
   ek_status status = EK_OK;
   for (int i = 0; i < 6 && status == EK_OK; i++) status = ck_linears_step(&it);
   ek_trainer_free(it.trainer);

@@ -33,13 +33,10 @@ static const ek_source_tensor tensors_of[] = {{EK_I64, 1, {2}}, {EK_I32, 0, {0}}
 
 static ek_source *open_numbers(int64_t samples, uint64_t seed, bool in_order) {
   struct numbers *made = calloc(1, sizeof *made);
-  ek_source_options options = EK_SOURCE_OPTIONS_INIT;
   ck_assert_ptr_nonnull(made);
   made->fails_at = -1;
-  options.samples = samples;
-  options.tensors = tensors_of;
-  options.seed = seed;
-  options.in_order = in_order;
+  CK_WITH(ek_source_options, options, EK_SOURCE_OPTIONS_INIT, .samples = samples,
+          .tensors = tensors_of, .seed = seed, .in_order = in_order);
   ck_ok(ek_source_init(&made->base, &ops, &options));
   return ck_keep(&made->base);
 }
@@ -153,9 +150,8 @@ CK_TEST(an_error_of_a_source_is_named) {
 
 CK_TEST(a_part_has_its_samples_in_its_own_order) {
   ek_source *whole = open_numbers(100, 3, false), *part = NULL, *rest = NULL, *inner = NULL;
-  ek_source_options options = EK_SOURCE_OPTIONS_INIT;
   ck_kept(ek_source_part_create(&part, whole, 90, 10, NULL), part);
-  options.in_order = true;
+  CK_WITH(ek_source_options, options, EK_SOURCE_OPTIONS_INIT, .in_order = true);
   ck_kept(ek_source_part_create(&rest, whole, 0, 90, &options), rest);
   ck_kept(ek_source_part_create(&inner, part, 2, 3, &options), inner);
   ek_source_free(whole); /* the parts hold it */
@@ -177,23 +173,19 @@ CK_TEST(a_part_has_its_samples_in_its_own_order) {
 
 CK_TEST(a_base_needs_a_table_and_sizes_that_fit) {
   struct numbers made;
-  ek_source_options good = EK_SOURCE_OPTIONS_INIT, bad;
   ek_source_ops table = ops;
   const ek_source_tensor wide[] = {{EK_F64, 3, {INT64_C(1) << 40, INT64_C(1) << 40, 4}}, tensors_of[1]};
   const ek_source_tensor deep[] = {{EK_F64, EK_MAX_RANK, {0}}, tensors_of[1]};
   const ek_source_tensor untyped[] = {{(ek_type)0, 0, {0}}, tensors_of[1]};
   const ek_source_tensor negative[] = {{EK_U8, 1, {-1}}, tensors_of[1]};
-  good.samples = 4;
-  good.tensors = tensors_of;
+  CK_WITH(ek_source_options, good, EK_SOURCE_OPTIONS_INIT, .samples = 4, .tensors = tensors_of);
   ck_invalid(ek_source_init(NULL, &ops, &good), "source is NULL");
   ck_invalid(ek_source_init(&made.base, NULL, &good), "ops is NULL");
   ck_invalid(ek_source_init(&made.base, &ops, NULL), "options is NULL");
   ck_bad(table, read, NULL, ek_source_init(&made.base, &table, &good), "ops.read is missing");
   ck_bad(table, free, NULL, ek_source_init(&made.base, &table, &good), "ops.free is missing");
 #define BAD(member, value, status, text)                                                           \
-  bad = good;                                                                                      \
-  bad.member = (value);                                                                            \
-  ck_fails(ek_source_init(&made.base, &ops, &bad), status, text)
+  ck_bad_with(status, good, member, value, ek_source_init(&made.base, &ops, &good), text)
   BAD(samples, 0, EK_ERR_INVALID_ARGUMENT, "expected above 0");
   BAD(samples, INT64_MAX, EK_ERR_OVERFLOW, "at most 2^62");
   BAD(inputs, 0, EK_ERR_INVALID_ARGUMENT, "1 to 16 inputs");

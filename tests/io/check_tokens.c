@@ -35,9 +35,8 @@ static void write_tokens(const char *name, int32_t magic, int32_t version, ek_ty
 }
 
 static ek_tokens_options windows(int64_t sequence) {
-  ek_tokens_options options = EK_TOKENS_OPTIONS_INIT;
-  options.sequence = sequence;
-  options.in_order = true;
+  CK_WITH(ek_tokens_options, options, EK_TOKENS_OPTIONS_INIT, .sequence = sequence,
+          .in_order = true);
   return options;
 }
 
@@ -89,8 +88,7 @@ CK_LOOP(windows_follow_each_other_in_each_file, 3) {
 
 CK_TEST(raw_files_may_have_32_bits) {
   write_tokens("a.bin", 0, 0, EK_U32, 70000, 9, 0);
-  ek_tokens_options options = windows(4);
-  options.raw = EK_U32;
+  CK_WITH(ek_tokens_options, options, windows(4), .raw = EK_U32);
   ek_source *source = open_tokens(&options);
   ck_ok(read_windows(source, 1, 1));
   ck_assert(ek_source_samples(source) == 2 && input[0] == 70004 && target[3] == 70008);
@@ -102,9 +100,7 @@ CK_TEST(files_of_several_patterns_follow_each_other) {
   write_tokens("b1.bin", 0, 0, EK_U16, 200, 5, 0);
   write_tokens("b2.bin", 0, 0, EK_U16, 300, 5, 0);
   const char *first = in_folder("b?.bin"), *more[] = {in_folder("a.bin")};
-  ek_tokens_options options = windows(4);
-  options.more = more;
-  options.more_count = 1;
+  CK_WITH(ek_tokens_options, options, windows(4), .more = more, .more_count = 1);
   CK_OPENED(ek_source *, source, ek_tokens_open(&source, first, &options));
   ck_assert(ek_source_samples(source) == 3);
   ck_ok(read_windows(source, 0, 3));
@@ -125,8 +121,7 @@ CK_TEST(files_of_several_patterns_follow_each_other) {
 CK_TEST(documents_are_numbered_in_each_window) {
   static const uint16_t tokens[] = {5, 9, 9, 4, 3, 9, 2, 1, 8, 9, 7, 6, 6};
   ck_write_file(in_folder("a.bin"), tokens, sizeof tokens);
-  ek_tokens_options options = windows(6);
-  options.document_end = 9;
+  CK_WITH(ek_tokens_options, options, windows(6), .document_end = 9);
   ek_source *source = open_tokens(&options);
   ck_assert(ek_source_inputs(source) == 2 && ek_source_targets(source) == 1);
   ck_ok(read_windows(source, 0, 2));
@@ -142,12 +137,9 @@ CK_LOOP(targets_after_an_ending_token_are_ignored, 2) {
   for (size_t i = 0; i < 13; i++) narrow[i] = (uint16_t)tokens[i];
   if (_i == 0)
     ck_write_file(in_folder("a.bin"), narrow, sizeof narrow);
-  else
-    ck_write_file(in_folder("a.bin"), tokens, sizeof tokens);
-  ek_tokens_options options = windows(6);
-  options.raw = _i == 0 ? EK_U16 : EK_U32;
-  options.document_end = 9;
-  options.ignore_after_end = true;
+  else ck_write_file(in_folder("a.bin"), tokens, sizeof tokens);
+  CK_WITH(ek_tokens_options, options, windows(6), .raw = _i == 0 ? EK_U16 : EK_U32,
+          .document_end = 9, .ignore_after_end = true);
   ek_source *source = open_tokens(&options);
   ck_assert(ek_source_tensor_of(source, 2)->type == EK_I32);
   ck_ok(read_windows(source, 0, 2));
@@ -157,9 +149,7 @@ CK_LOOP(targets_after_an_ending_token_are_ignored, 2) {
 
 CK_TEST(a_token_that_a_target_cannot_hold_is_refused) {
   write_tokens("a.bin", 0, 0, EK_U32, INT32_MAX - 4u, 9, 0);
-  ek_tokens_options options = windows(4);
-  options.raw = EK_U32;
-  options.document_end = 9;
+  CK_WITH(ek_tokens_options, options, windows(4), .raw = EK_U32, .document_end = 9);
   ck_ok(read_windows(open_tokens(&options), 1, 1));
   options.ignore_after_end = true;
   ek_source *source = open_tokens(&options);
@@ -207,8 +197,7 @@ CK_TEST(damaged_files_are_named) {
 
 CK_TEST(a_file_that_changes_later) {
   write_tokens("a.bin", 20240520, 1, EK_U16, 0, 41, 41);
-  ek_tokens_options options = windows(4);
-  options.vocabulary = 30;
+  CK_WITH(ek_tokens_options, options, windows(4), .vocabulary = 30);
   ek_source *source = open_tokens(&options);
   ck_ok(read_windows(source, 0, 7));
   ck_fails(read_windows(source, 7, 1), EK_ERR_CORRUPT,
@@ -288,8 +277,7 @@ CK_TEST(any_sample_of_100_gigabytes_is_near) {
     const int file = open(in_folder(name), O_WRONLY | O_CREAT, 0600);
     ck_assert(file >= 0 && ftruncate(file, (off_t)1 << 30) == 0 && close(file) == 0);
   }
-  ek_tokens_options options = windows(16);
-  options.in_order = false;
+  CK_WITH(ek_tokens_options, options, windows(16), .in_order = false);
   ek_source *source = open_tokens(&options);
   ck_assert(ek_source_samples(source) == FILES * (((INT64_C(1) << 29) - 1) / 16));
   double longest = 0;

@@ -187,9 +187,9 @@ static void check_counters(const ek_group *group) {
 /* On devices that compute and that count, in f32 and in bf16, which has copies beside masters. */
 CK_LOOP(a_trace_is_what_was_done, ck_has_halves() ? 4 : 2) {
   const bool counts_only = _i % 2 == 1;
-  struct ck_linears it;
-  ck_linears_open_in(&it, counts_only ? "plan:2" : "cpu:2", WIDTH, EK_MODE_REPLICATED,
-                     _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16);
+  CK_SET_UP(struct ck_linears, it,
+            ck_linears_open_in(&it, counts_only ? "plan:2" : "cpu:2", WIDTH, EK_MODE_REPLICATED,
+                               _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16));
   take_steps(&it, 1);
   ck_ok(ek_trace_start(it.group, 0));
   take_steps(&it, 2);
@@ -210,8 +210,7 @@ CK_LOOP(a_trace_is_what_was_done, ck_has_halves() ? 4 : 2) {
 
 /* The first are kept, the others counted; a new trace begins anew. */
 CK_TEST(without_room_the_first_are_kept) {
-  struct ck_linears it;
-  ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_SHARDED);
+  CK_SET_UP(struct ck_linears, it, ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_SHARDED));
   ck_ok(ek_trace_start(it.group, 3));
   take_steps(&it, 3);
   ck_ok(ek_trace_stop(it.group));
@@ -323,8 +322,7 @@ CK_TEST(the_host_is_out_of_memory) {
 
 /* A step that runs again allocates nothing on the host, with a trace as without. */
 CK_TEST(a_step_allocates_nothing) {
-  struct ck_linears it;
-  ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
+  CK_SET_UP(struct ck_linears, it, ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED));
   take_steps(&it, 2);
   ck_ok(ek_trace_start(it.group, 0));
   ek_host_memory_fail_at(1);

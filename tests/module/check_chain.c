@@ -35,9 +35,8 @@ static size_t step_of(char letter, size_t child) {
 static ek_status create_steps(ek_module **module, const char *letters, ek_recompute recompute) {
   ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
   size_t steps[LETTERS + 1], count = 0, i = 0;
-  ek_layer_norm_options no_bias = EK_LAYER_NORM_OPTIONS_INIT;
   ek_status status = EK_OK;
-  no_bias.bias = false;
+  CK_WITH(ek_layer_norm_options, no_bias, EK_LAYER_NORM_OPTIONS_INIT, .bias = false);
   for (; letters[i] != '\0' && status == EK_OK; i++) {
     steps[i] = step_of(letters[i], count);
     if (strchr("+GT", letters[i]) != NULL && !(hidden && letters[i] != '+')) continue;
@@ -390,10 +389,7 @@ static ek_status pass_with(const ek_chain *forward, const ek_chain *backward) {
 }
 
 static ek_status bad_chain(const size_t *steps, size_t count, ek_recompute recompute) {
-  ek_chain chain = EK_CHAIN_INIT;
-  chain.steps = steps;
-  chain.count = count;
-  chain.recompute = recompute;
+  CK_WITH(ek_chain, chain, EK_CHAIN_INIT, .steps = steps, .count = count, .recompute = recompute);
   return pass_with(&chain, &chain);
 }
 
@@ -431,8 +427,7 @@ CK_TEST(another_way_back) {
   two.steps = one.steps = both;
   two.count = 2;
   one.count = 1;
-  three.steps = more;
-  three.count = 3;
+  ck_assign(three, .steps = more, .count = 3);
   ck_fails(pass_with(&two, &one), EK_ERR_STATE, "raw");
   ck_fails(pass_with(&one, &two), EK_ERR_STATE, "raw");
   ck_fails(pass_with(&two, &three), EK_ERR_STATE, "more tensors back than it saved");

@@ -8,10 +8,9 @@ static ek_status create_plain(ek_module **module) { return ek_conv2d_create(modu
 
 static ek_status create_of(ek_module **module, int64_t in, int64_t out, bool bias,
                            ek_convolution convolution) {
-  ek_conv2d_options options = EK_CONV2D_OPTIONS_INIT;
   convolution.size = sizeof convolution;
-  options.bias = bias;
-  options.convolution = &convolution;
+  CK_WITH(ek_conv2d_options, options, EK_CONV2D_OPTIONS_INIT, .bias = bias,
+          .convolution = &convolution);
   return ek_conv2d_create_with(module, in, out, &options);
 }
 static ek_status create_wide(ek_module **module) {
@@ -81,9 +80,8 @@ CK_TEST(bad_input) {
              "stride is 0 x 1");
   ck_fails(create_of(&module, 3, 4, true, (ek_convolution){0, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}),
            EK_ERR_SHAPE, "2 groups do not divide 3 and 4 channels");
-  ek_conv2d_options options = EK_CONV2D_OPTIONS_INIT;
   const ek_initializer start = ek_initializer_ones();
-  options.bias = false;
+  CK_WITH(ek_conv2d_options, options, EK_CONV2D_OPTIONS_INIT, .bias = false);
   ck_bad(options, bias_start, &start, ek_conv2d_create_with(&module, 3, 4, &options),
          "conv2d: bias_start is given, but bias is false");
   ck_assert_ptr_null(module);

@@ -15,8 +15,7 @@ CK_MODULE_CASES(cases)
 /* One forward over rows first .. first + count - 1 of x, which are those samples of the batch. */
 static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count,
                      const ek_pass_options *with) {
-  ek_pass_options options = *with;
-  options.first_sample = first;
+  CK_WITH(ek_pass_options, options, *with, .first_sample = first);
   CK_SCOPED(ek_tensor, rows, ek_tensor_rows(&rows, &bed->input[0], first, count));
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
   CK_SCOPED(ek_tensor, out, ek_pass_run_forward(&out, pass, &rows));
@@ -25,8 +24,7 @@ static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count
 
 CK_TEST(mask_of_a_split_batch) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.seed = 9;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .seed = 9);
   double whole[35], parts[35];
   run_rows(whole, bed, 0, 5, &options);
   for (int64_t cut = 1; cut < 5; cut++) {
@@ -51,8 +49,7 @@ CK_TEST(mask_depends_on_seed_and_step) {
   ck_within("the same step", again, first, NULL, 35);
   options.step = 1;
   run_rows(step, bed, 0, 5, &options);
-  options.step = 0;
-  options.seed = 1;
+  ck_assign(options, .step = 0, .seed = 1);
   run_rows(seed, bed, 0, 5, &options);
   ck_assert_int_lt(count_equal(first, step, 35), 35);
   ck_assert_int_lt(count_equal(first, seed, 35), 35);

@@ -9,11 +9,8 @@ static ek_status create_fcn(ek_module **module, bool auxiliary) {
   norm.over = EK_BATCH_NORM_FROZEN; /* a sample's results do not depend on the others */
   backbone.channels = backbone.width = 2;
   backbone.norm = &norm;
-  ek_fcn_options options = EK_FCN_OPTIONS_INIT;
-  options.classes = 3;
-  options.auxiliary = auxiliary;
-  options.dropout = 0;
-  options.backbone = &backbone;
+  CK_WITH(ek_fcn_options, options, EK_FCN_OPTIONS_INIT, .classes = 3, .auxiliary = auxiliary,
+          .dropout = 0, .backbone = &backbone);
   return ek_fcn_create(module, &options);
 }
 static ek_status create_segments(ek_module **module) { return create_fcn(module, true); }
@@ -47,9 +44,8 @@ CK_TEST(names_of_a_segmentation) {
 
 CK_TEST(bad_options) {
   ek_module *module = NULL;
-  ek_resnet_options backbone = EK_RESNET_OPTIONS_INIT;
   ek_fcn_options bad = EK_FCN_OPTIONS_INIT;
-  backbone.depth = 20;
+  CK_WITH(ek_resnet_options, backbone, EK_RESNET_OPTIONS_INIT, .depth = 20);
   ck_bad(bad, backbone, &backbone, ek_fcn_create(&module, &bad), "depth is 20");
   ck_bad(bad, classes, -1, ek_fcn_create(&module, &bad), "-1 classes");
   bad.classes = 2;

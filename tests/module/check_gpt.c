@@ -5,9 +5,8 @@
 #include "ck_module.h"
 
 static ek_gpt_options small(int layers, double dropout, bool untied) {
-  ek_gpt_options options = ck_gpt_sizes(11, 6, 8, layers, 2);
-  options.dropout = dropout;
-  options.untied = untied;
+  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(11, 6, 8, layers, 2), .dropout = dropout,
+          .untied = untied);
   return options;
 }
 
@@ -22,13 +21,11 @@ SMALL(dropout, 2, 0.2, false)
 SMALL(flat, 0, 0.0, false)
 
 static ek_status create_padded(ek_module **module) {
-  ek_gpt_options options = small(2, 0.0, false);
-  options.logits_columns = 12;
+  CK_WITH(ek_gpt_options, options, small(2, 0.0, false), .logits_columns = 12);
   return ek_gpt_create(module, &options);
 }
 static ek_status create_unbiased(ek_module **module) {
-  ek_gpt_options options = small(2, 0.0, false);
-  options.bias = false;
+  CK_WITH(ek_gpt_options, options, small(2, 0.0, false), .bias = false);
   return ek_gpt_create(module, &options);
 }
 
@@ -124,8 +121,7 @@ CK_TEST(without_biases) {
 /* With equal weights the two models are one function, and the tied gradient is the sum over both
  * uses; it is added up in another order, over few enough terms for 64 units. */
 CK_TEST(tied_and_untied) {
-  struct ck_module_case untied_case = cases[0];
-  untied_case.create = create_untied;
+  CK_WITH(struct ck_module_case, untied_case, cases[0], .create = create_untied);
   struct ck_bed *tied = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
   struct ck_bed *untied = ck_bed_open(&untied_case, EK_F64, test_devices("cpu:1"));
   copy_parameters(untied, tied);
@@ -175,8 +171,7 @@ CK_TEST(dropout_of_a_split_batch) {
  */
 CK_TEST(defaults) {
   CK_OPENED(ek_module *, module, ek_gpt_create(&module, NULL));
-  CK_SCOPED(ek_replica *, replica,
-            ek_replica_open(&replica, ck_device("plan:1"), module, NULL));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("plan:1"), module, NULL));
   int64_t count = 0;
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
     CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
@@ -199,10 +194,8 @@ CK_TEST(initial_values) {
       {"blocks.0.contract.bias", 0.0},
       {"head.weight", 0.02},
   };
-  ek_gpt_options options = small(2, 0.0, true);
-  options.width = 32;
-  options.vocabulary = 50;
-  options.sequence = 40;
+  CK_WITH(ek_gpt_options, options, small(2, 0.0, true), .width = 32, .vocabulary = 50,
+          .sequence = 40);
   CK_OPENED(ek_module *, module, ek_gpt_create(&module, &options));
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
   for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
@@ -290,8 +283,7 @@ CK_TEST(bad_input) {
   ck_forward_fails(module, EK_ERR_TYPE, "input is f32, expected i32", EK_F32, CK_SHAPE(2, 5));
   ek_module_free(module);
 
-  ek_gpt_options options = small(1, 0.0, false);
-  options.vocabulary = INT64_MAX / 2;
+  CK_WITH(ek_gpt_options, options, small(1, 0.0, false), .vocabulary = INT64_MAX / 2);
   ck_ok(ek_gpt_create(&module, &options));
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
   ek_module_free(module);

@@ -59,8 +59,7 @@ CK_TEST(initial_values) {
   ck_assert(bias[0] != bias[1]);
 
   const ek_initializer half = ek_initializer_constant(0.5), two = ek_initializer_constant(2);
-  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
-  options.weight_start = &half;
+  CK_WITH(ek_linear_options, options, EK_LINEAR_OPTIONS_INIT, .weight_start = &half);
   for (int k = 0; k < 2; k++) {
     ck_ok(ek_linear_create_with(&module, IN, OUT, &options));
     read_start(module, "weight", weight);
@@ -131,8 +130,7 @@ static ek_status on_complete(void *context, ek_pass *pass, size_t parameter) {
 CK_TEST(gradients_come_early) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
   struct seen seen = {.device = bed->device};
-  bed->options.complete = on_complete;
-  bed->options.context = &seen;
+  ck_assign(bed->options, .complete = on_complete, .context = &seen);
   (void)ck_bed_backward(bed, true);
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, bed->device));
   ck_assert_int_eq(seen.count, 2);

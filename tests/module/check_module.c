@@ -42,21 +42,19 @@ CK_TEST(init) {
   ck_assert_uint_eq(ek_module_inputs(&module), EK_MAX_TENSORS);
   ck_assert_uint_eq(ek_module_outputs(&module), EK_MAX_TENSORS);
 
-  ek_module_ops ops = declarer_ops;
-  ops.parameters = NULL;
+  CK_WITH(ek_module_ops, ops, declarer_ops, .parameters = NULL);
   ck_ok(ek_module_init(&module, &ops, 1, 1));
   ck_invalid(ek_module_init(NULL, &ops, 1, 1), "");
   ck_invalid(ek_module_init(&module, NULL, 1, 1), "");
   ck_invalid(ek_module_init(&module, &ops, EK_MAX_TENSORS + 1, 1), "");
   ck_invalid(ek_module_init(&module, &ops, 1, SIZE_MAX), "");
-  ek_module_options options = EK_MODULE_OPTIONS_INIT;
   ck_ok(ek_module_init_with(&module, &ops, NULL));
   ck_assert(ek_module_inputs(&module) == 1 && ek_module_outputs(&module) == 1 &&
             ek_module_targets(&module) == 0);
   ck_assert_ptr_null(ek_criterion_of(&module));
   ck_assert_ptr_null(ek_criterion_of(NULL));
-  options.targets = EK_MAX_TENSORS;
-  options.inputs = 2;
+  CK_WITH(ek_module_options, options, EK_MODULE_OPTIONS_INIT, .targets = EK_MAX_TENSORS,
+          .inputs = 2);
   ck_ok(ek_module_init_with(&module, &ops, &options));
   ck_assert(ek_module_inputs(&module) == 2 + EK_MAX_TENSORS &&
             ek_module_targets(&module) == EK_MAX_TENSORS);
@@ -344,11 +342,9 @@ CK_TEST(terms_without_a_criterion) {
 }
 
 CK_TEST(what_a_module_is_can_be_read) {
-  ek_module_options options = EK_MODULE_OPTIONS_INIT;
   struct declarer module = {.declare = NULL};
-  options.inputs = 2;
-  options.outputs = 4;
-  options.targets = 3;
+  CK_WITH(ek_module_options, options, EK_MODULE_OPTIONS_INIT, .inputs = 2, .outputs = 4,
+          .targets = 3);
   ck_ok(ek_module_init_with(&module.base, &declarer_ops, &options));
   ck_assert_ptr_eq(ek_module_table(&module.base), &declarer_ops);
   ck_assert_str_eq(ek_module_kind(&module.base), declarer_ops.kind);

@@ -76,9 +76,7 @@ static ek_status misbehave(const struct product *p, ek_pass *pass, const ek_tens
     ek_tensor host, behind = *y; /* one element past its end */
     if (plan) return EK_OK;
     EK_TRY(ek_tensor_host(&host, zeros, y->type, CK_SHAPE(1)));
-    behind.data = (char *)y->data + ek_tensor_bytes(y);
-    behind.rank = 1;
-    behind.shape[0] = 1;
+    ck_assign(behind, .data = (char *)y->data + ek_tensor_bytes(y), .rank = 1, .shape[0] = 1);
     return ek_tensor_copy(&behind, &host);
   }
   case WRITES_INPUT: {
@@ -194,11 +192,8 @@ CK_LOOP(a_right_module_passes, 6) {
   if (!ck_part(_i)) return;
   static const char *const devices[] = {"cpu:1", "cpu:2", "cpu:7"};
   struct reports reports = {0};
-  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  options.report = note;
-  options.context = &reports;
-  options.longest = 1;
-  options.depth = 8;
+  CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .report = note,
+          .context = &reports, .longest = 1, .depth = 8);
   ek_module *module = make_product(NONE, _i % 2 == 0 ? EK_TYPES_F32 | EK_TYPES_F64 : EK_TYPES_F32);
   ck_ok(ek_module_check(module, ck_spec(devices[_i / 2]), &rows, 1, &options));
   ck_assert_int_eq(reports.count, EK_CHECKS);
@@ -226,10 +221,9 @@ CK_LOOP(a_collective_module_passes, 2) {
 
 /* Criteria are modules: logits and classes, with sums of losses or the loss of each row. */
 CK_LOOP(a_criterion_passes, 2) {
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = _i == 0 ? EK_REDUCTION_MEAN : EK_REDUCTION_NONE;
-  options.ignore_index = 2;
-  options.label_smoothing = 0.1;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT,
+          .reduction = _i == 0 ? EK_REDUCTION_MEAN : EK_REDUCTION_NONE, .ignore_index = 2,
+          .label_smoothing = 0.1);
   const ek_check_input both[] = {{.rank = 2, .shape = {7, 4}, .low = -2, .high = 2},
                                  {.type = EK_I32, .rank = 1, .shape = {7}, .low = 0, .high = 3}};
   CK_OPENED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, &options));
@@ -261,9 +255,8 @@ CK_LOOP_FROM(a_wrong_module_is_named, GRADIENT, FAULTS) {
 
 /* ReLU keeps its output: 5 x 3 numbers of f32, without the guards, are one unit. */
 CK_TEST(what_forward_keeps_is_counted) {
-  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  options.left_out = ~(1u << EK_CHECK_MEMORY);
-  options.saved = EK_MEMORY_UNIT;
+  CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT,
+          .left_out = ~(1u << EK_CHECK_MEMORY), .saved = EK_MEMORY_UNIT);
   CK_OPENED(ek_module *, module, ek_activation_create(&module, EK_ACTIVATION_RELU));
   ck_ok(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, &options));
   options.saved = 0;
@@ -301,8 +294,7 @@ CK_TEST(an_output_holds_its_own_size) {
 
 /* In f32 a gradient that is wrong by a quarter shows too; what is left out is not looked at. */
 CK_TEST(f32_alone_and_checks_left_out) {
-  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  options.longest = 5;
+  CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .longest = 5);
   ek_module *module = make_product(GRAD_INPUT, EK_TYPES_F32);
   ck_fails(ek_module_check(module, ck_spec("cpu:1"), &rows, 1, &options), EK_ERR_MISMATCH,
            "(differences)");

@@ -88,8 +88,7 @@ CK_TEST(order) {
 
 CK_TEST(no_backward_without_gradient) {
   struct ck_probe *s = ck_probe_open(NULL, NULL);
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.gradient = false;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .gradient = false);
   ck_probe_pass(s, &options);
   ck_assert(!ek_pass_wants_gradient(s->pass));
   ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
@@ -174,8 +173,7 @@ static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
 /* With `accumulate` there is something to add to, and an untouched gradient stays. */
 CK_TEST(accumulate) {
   struct ck_probe *s = ck_probe_open(NULL, adds_one);
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.accumulate = true;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .accumulate = true);
   ck_probe_pass(s, &options);
   CK_GOT(ek_parameter_info, info, ek_replica_find(&info, s->replica, "a"));
   ck_set(&info.gradient, (const double[]){8, 9});
@@ -238,11 +236,8 @@ static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
 
 CK_TEST(surroundings) {
   struct ck_probe *s = ck_probe_open(look_around, NULL);
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.seed = 12;
-  options.step = 34;
-  options.first_sample = 40;
-  options.training = false;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .seed = 12, .step = 34,
+          .first_sample = 40, .training = false);
   ck_probe_pass(s, &options);
   run(s);
 }
@@ -283,9 +278,7 @@ static ek_status refuse(void *context, ek_pass *pass, size_t index) {
 CK_TEST(error_in_complete) {
   struct ck_probe *s = ck_probe_open(NULL, NULL);
   int calls = 0;
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.complete = refuse;
-  options.context = &calls;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .complete = refuse, .context = &calls);
   ck_probe_pass(s, &options);
   ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
   ck_fails(ek_pass_run_backward(&s->dx, s->pass, &s->x), EK_ERR_ABORTED, "the others are gone");
@@ -363,10 +356,8 @@ CK_TEST(null_pass) {
 
 CK_TEST(no_gradients_in_the_replica) {
   ek_pass *pass = NULL;
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  ek_pass_options forward_only = EK_PASS_OPTIONS_INIT;
-  options.gradients = false;
-  forward_only.gradient = false;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .gradients = false);
+  CK_WITH(ek_pass_options, forward_only, EK_PASS_OPTIONS_INIT, .gradient = false);
   CK_SCOPED(ek_module *, module, ek_linear_create(&module, 2, 2, true));
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, &options));
   ck_fails(ek_pass_open(&pass, replica, NULL), EK_ERR_STATE, "gradients");

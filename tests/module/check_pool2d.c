@@ -21,8 +21,7 @@ static const struct ck_module_case cases[] = {
 CK_MODULE_CASES(cases)
 
 CK_TEST(a_global_mean_has_two_dimensions) {
-  struct ck_bed *bed =
-      CK_BED(ek_global_average_pool_create, EK_F32, 0, 4, {2, 1, 2, 3}, -1, 1, 0);
+  struct ck_bed *bed = CK_BED(ek_global_average_pool_create, EK_F32, 0, 4, {2, 1, 2, 3}, -1, 1, 0);
   ck_set(&bed->input[0], (const double[]){1, 2, 3, 5, 6, 7, -1, 0, 4, -3, 2, 0});
   ck_set(&bed->grad_output[0], (const double[]){2, 4, 6, 8, 10, 12});
   struct ck_results *r = ck_bed_backward(bed, true);

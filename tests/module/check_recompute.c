@@ -38,10 +38,9 @@ CK_PARAMETERS(own) {
 }
 
 CK_FORWARD(own) {
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
   ek_tensor h = {0};
-  options.made_by = ((const struct own *)self)->made_by;
-  options.made_from = inputs;
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT,
+          .made_by = ((const struct own *)self)->made_by, .made_from = inputs);
   EK_TRY(ek_pass_child_forward(&h, pass, 0, inputs));
   const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &h, &options);
   ek_tensor_free(&h);
@@ -304,8 +303,7 @@ static ek_recompute_kind with;
 
 static ek_status create_halves(ek_module **module) {
   ek_module *parts[3] = {NULL};
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  options.recompute.kind = with;
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute.kind = with);
   ck_ok(ek_layer_norm_create(&parts[0], 7, 1e-5));
   parts[1] = calloc(1, sizeof *parts[1]);
   ck_assert_ptr_nonnull(parts[1]);
@@ -319,10 +317,9 @@ static ek_status create_halves(ek_module **module) {
 /* A cheap result that is converted for the next module is not made again: what that saves is its
  * own. */
 CK_LOOP(what_is_converted_is_kept, ck_if_halves(1)) {
-  struct ck_workload workload = *ck_workload("mlp");
   double *values[2];
   int64_t count = 0;
-  workload.module = create_halves;
+  CK_WITH(struct ck_workload, workload, *ck_workload("mlp"), .module = create_halves);
   for (int i = 0; i < 2; i++) {
     struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
     struct ck_batch batch = ck_batch_make(&workload, EK_F32, 5, 0.2, 7);
@@ -443,8 +440,7 @@ CK_TEST(targets) {
   ek_tensor in[2] = {ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)),
                      ck_upload(device, EK_I32, (const double[]){3, 5}, CK_SHAPE(2))};
   ek_tensor y = {0}, gradient[2] = {{0}};
-  ek_module_options options = EK_MODULE_OPTIONS_INIT;
-  options.targets = 1;
+  CK_WITH(ek_module_options, options, EK_MODULE_OPTIONS_INIT, .targets = 1);
   CK_GOT(ek_module, looks, ek_module_init_with(&looks, &looks_ops, &options));
   CK_SCOPED(ek_module *, module, ek_recompute_create(&module, &looks));
   ek_module_free(&looks);
@@ -466,10 +462,8 @@ CK_TEST(targets) {
 }
 
 CK_TEST(errors_of_the_second_forward) {
-  struct ck_workload mlp = *ck_workload("mlp");
-  mlp.module = create_fragile;
-  const struct ck_setup setup = ck_setup_mode(&mlp, "cpu:2", EK_MODE_REPLICATED);
-  struct ck_training training = ck_training_opened(&setup);
+  CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = create_fragile);
+  struct ck_training training = ck_training_of(ck_setup_mode(&mlp, "cpu:2", EK_MODE_REPLICATED));
   struct ck_batch batch = ck_batch_make(&mlp, EK_F32, 4, 0, 1);
   ck_fails(ck_training_backward(&training, &batch, NULL, false, NULL), EK_ERR_UNSUPPORTED,
            "1.0 (fragile), forward again: once is enough");

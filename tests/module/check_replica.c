@@ -30,8 +30,7 @@ static double *read_all(const ek_tensor *tensor) {
 
 CK_LOOP(layout, 2) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = _i == 0 ? EK_F32 : EK_F64;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = _i == 0 ? EK_F32 : EK_F64);
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, &options));
   ck_assert_ptr_eq(ek_replica_device(replica), bench.device);
   ck_assert_ptr_eq(ek_replica_module(replica), bench.module);
@@ -87,9 +86,7 @@ CK_TEST(find) {
 
 static double *start_values(const struct bench *bench, ek_module *module, uint64_t seed,
                             ek_type type) {
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.seed = seed;
-  options.type = type;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .seed = seed, .type = type);
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, bench->device, module, &options));
   double *values = read_all(ek_replica_parameters(replica));
   ek_replica_free(replica);
@@ -128,8 +125,7 @@ CK_LOOP(values_of_a_large_table, 2) {
   enum { ENTRIES = 1031, WIDTH = 611 };
   const ek_type type = _i == 0 ? EK_F32 : EK_F64;
   const ek_initializer start = ek_initializer_normal(0.5, 0.125);
-  ek_embedding_options options = EK_EMBEDDING_OPTIONS_INIT;
-  options.weight_start = &start;
+  CK_WITH(ek_embedding_options, options, EK_EMBEDDING_OPTIONS_INIT, .weight_start = &start);
   CK_OPENED(ek_module *, module, ek_embedding_create_with(&module, ENTRIES, WIDTH, &options));
   struct bench bench = bench_open("cpu:1", module);
   double *values = start_values(&bench, module, 9, type);
@@ -172,9 +168,8 @@ static double many[MANY];
 
 static ek_status declare_all(const ek_module *self, ek_declaration *d) {
   static const int64_t size[] = {MANY};
-  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
   (void)self;
-  options.frozen = true;
+  CK_WITH(ek_parameter_options, options, EK_PARAMETER_OPTIONS_INIT, .frozen = true);
   EK_TRY(ek_declare_parameter_with(d, "frozen", 1, size, ek_initializer_values(many), &options));
   EK_TRY(ek_declare_parameter(d, "tied", 1, size, ek_initializer_zeros()));
   EK_TRY(ek_declare_tie(d, "tied", "frozen"));
@@ -198,8 +193,7 @@ static const ek_module_ops declaring = {CK_OPS("declaring", no_forward, no_forwa
 CK_LOOP(options_and_values, 2) {
   struct bench bench = bench_open("cpu:1", NULL);
   static ek_module module; /* freed after the test */
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = _i == 0 ? EK_F32 : EK_F64;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = _i == 0 ? EK_F32 : EK_F64);
   for (int i = 0; i < MANY; i++) many[i] = i / 3.0;
   ck_ok(ek_module_init(&module, &declaring, 1, 1));
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, &module, &options));
@@ -223,24 +217,18 @@ static const double first[] = {1, 2, 3, 4, 5, 6}, second[] = {7, 8, 9};
 static ek_status linear_with(ek_module **module, bool asked, const ek_initializer *start) {
   ek_linear_options o = EK_LINEAR_OPTIONS_INIT;
   o.frozen = o.no_decay = asked;
-  o.weight_start = &start[0];
-  o.bias_start = &start[1];
+  ck_assign(o, .weight_start = &start[0], .bias_start = &start[1]);
   return ek_linear_create_with(module, 2, 3, &o);
 }
 static ek_status layer_norm_with(ek_module **module, bool asked, const ek_initializer *start) {
-  ek_layer_norm_options o = EK_LAYER_NORM_OPTIONS_INIT;
-  o.frozen = asked;
-  o.bias = !asked;
-  o.weight_start = &start[0];
-  o.bias_start = asked ? NULL : &start[1];
+  CK_WITH(ek_layer_norm_options, o, EK_LAYER_NORM_OPTIONS_INIT, .frozen = asked, .bias = !asked,
+          .weight_start = &start[0], .bias_start = asked ? NULL : &start[1]);
   return ek_layer_norm_create_with(module, 3, &o);
 }
 static ek_status embedding_with(ek_module **module, bool asked, const ek_initializer *start) {
   ek_embedding_options o = EK_EMBEDDING_OPTIONS_INIT;
   o.frozen = o.no_decay = asked;
-  o.positions = 1;
-  o.weight_start = &start[0];
-  o.positions_start = &start[1];
+  ck_assign(o, .positions = 1, .weight_start = &start[0], .positions_start = &start[1]);
   return ek_embedding_create_with(module, 2, 3, &o);
 }
 static ek_status attention_with(ek_module **module, bool asked, const ek_initializer *start) {
@@ -261,8 +249,7 @@ static ek_status head_with(ek_module **module, bool asked, const ek_initializer 
   ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_criterion *head = NULL;
   o.frozen = o.no_decay = asked;
-  o.bias = true;
-  o.weight = &start[0];
+  ck_assign(o, .bias = true, .weight = &start[0]);
   EK_TRY(ek_linear_cross_entropy_create(&head, 2, 3, &o));
   *module = &head->base;
   return EK_OK;
@@ -315,8 +302,7 @@ CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
 
 CK_TEST(without_gradients) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.gradients = false;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .gradients = false);
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, &options));
   ck_assert_int_eq(ek_tensor_count(ek_replica_gradients(replica)), 0);
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, bench.device));

@@ -91,8 +91,7 @@ CK_LOOP(results_are_freed_early, 2) {
   for (int i = 0; i < 8; i++) ck_ok(ek_activation_create(&parts[i], kind));
   ck_kept(wrap(&module, parts, 8, EK_OK), module);
   ek_device *device = ck_device("cpu:1");
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.gradient = false;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .gradient = false);
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ek_tensor x = ck_upload(device, EK_F32, (const double[640]){0}, CK_SHAPE(10, 64));
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
@@ -226,8 +225,7 @@ static ek_status create_wrapped(ek_module **module) {
 
 /* Forward and backward of `create` on the parameters of the stock layers. */
 static struct ck_results *run_with(const struct ck_bed *stock, ek_status (*create)(ek_module **)) {
-  struct ck_module_case is = *stock->is;
-  is.create = create;
+  CK_WITH(struct ck_module_case, is, *stock->is, .create = create);
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
     double values[NARROW * WIDE];
@@ -318,8 +316,7 @@ static ek_module *with_options(const ek_sequential_options *options, int64_t wid
 static ek_status open_named(char found[3][64], const char *const *given) {
   ek_group *group = ck_open_exactly("plan:1", 1);
   ek_replica *replica = NULL;
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  options.names = given;
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .names = given);
   ek_module *module = with_options(&options, 4);
   const ek_status status = ek_replica_open(&replica, ek_group_device(group, 0), module, NULL);
   for (size_t i = 0; i < 3 && status == EK_OK; i++) {
@@ -336,7 +333,6 @@ CK_TEST(children_have_the_names_that_are_given) {
   const char *const three[] = {first, "gelu", "head"}, *const one[] = {NULL, NULL, "head"};
   const char *const twice[] = {"a", "b", "a"}, *const number[] = {"2", NULL, NULL};
   const char *const dotted[] = {"a.b", NULL, NULL}, *const empty[] = {"", NULL, NULL};
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   ck_ok(open_named(found, three));
   ck_assert_str_eq(found[0], "encoder.weight");
   ck_assert_str_eq(found[1], "encoder.bias");
@@ -348,7 +344,7 @@ CK_TEST(children_have_the_names_that_are_given) {
   ck_invalid(open_named(found, number), "2");
   ck_invalid(open_named(found, dotted), "a.b");
   ck_invalid(open_named(found, empty), "");
-  options.names = three;
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .names = three);
   ek_module *module = with_options(&options, 4);
   memset(first, 'x', sizeof first - 1);
   static const ek_parameter_pattern frozen = {.pattern = "encoder.*", .frozen = true};
@@ -363,16 +359,14 @@ static uint64_t gathered_bytes(bool unit) {
   ek_group *group = ck_open_exactly("plan:2", 1);
   ek_module *parts[3];
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_sequential_options sequential = EK_SEQUENTIAL_OPTIONS_INIT;
-  sequential.unit = unit;
+  CK_WITH(ek_sequential_options, sequential, EK_SEQUENTIAL_OPTIONS_INIT, .unit = unit);
   for (int i = 0; i < 3; i++) parts[i] = with_options(&sequential, WIDTH);
   CK_OPENED(ek_module *, whole, ek_sequential_create(&whole, parts, 3));
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, whole, &options));
   static float numbers[SAMPLES * WIDTH];
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  forward.gradient = false;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, numbers, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
   CK_OPENED(ek_shards, output, ek_data_parallel_model_forward(&output, model, &batch, 1, &forward));
   CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, 1)));

@@ -57,8 +57,7 @@ static const struct ck_workload workload = {
     "swiglu", with_bias, ek_mean_squared_error_create, shapes, 1, false, 0};
 
 static double *gradients(struct ck_training *training, const char *spec, ek_mode mode) {
-  struct ck_setup setup = ck_setup_mode(&workload, spec, mode);
-  setup.options.type = EK_F64;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(&workload, spec, mode), .options.type = EK_F64);
   ck_training_open(training, &setup);
   struct ck_batch batch = ck_batch_make(&workload, EK_F64, 7, 0, 1);
   ck_ok(ck_training_backward(training, &batch, NULL, false, NULL));

@@ -187,9 +187,8 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
   const size_t square = (size_t)(t * t) + 1;
   struct head h = {.a = a, .u = rig->unit, .r = rig->operand};
-  h.stride = channels + 2 * a->kv_heads * a->width;
-  h.r_scores = h.r;
-  h.tiny = rig->sum == EK_F32 ? 0x1p-126 : 0x1p-1022;
+  ck_assign(h, .stride = channels + 2 * a->kv_heads * a->width, .r_scores = h.r,
+            .tiny = rig->sum == EK_F32 ? 0x1p-126 : 0x1p-1022);
   if (ek_type_size(rig->type) == 2 && ck_on_gpu()) {
     h.r_scores = rig->type == EK_BF16 ? 0x1p-8 : 0x1p-11;
     if (rig->type == EK_F16) h.tiny = 0x1p-24;
@@ -200,9 +199,9 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
   ck_assert(h.p != NULL && h.p_error != NULL);
   for (h.sample = 0; h.sample < a->batch; h.sample++) {
     for (h.number = 0; h.number < a->heads; h.number++) {
-      h.q = a->qkv + h.sample * t * h.stride + h.number * a->width;
-      h.k = a->qkv + h.sample * t * h.stride + channels +
-            h.number / (a->heads / a->kv_heads) * a->width;
+      ck_assign(h, .q = a->qkv + h.sample * t * h.stride + h.number * a->width,
+                .k = a->qkv + h.sample * t * h.stride + channels +
+                     h.number / (a->heads / a->kv_heads) * a->width);
       h.v = h.k + a->kv_heads * a->width;
       head_forward(&h);
       for (int64_t i = 0; i < a->batch * t * channels; i++) a->given[i] = ck_round(rig, a->out[i]);
@@ -219,8 +218,7 @@ static struct attention numbers(struct ck_rig *rig, const int64_t *size, double 
   const int64_t n = a.batch * a.tokens * a.heads * a.width, rows = a.batch * a.tokens * a.heads;
   a.kv_heads = size[4] == 0 ? a.heads : size[4];
   const int64_t in = a.batch * a.tokens * (a.heads + 2 * a.kv_heads) * a.width;
-  a.qkv = ck_values(rig, in, -range, range);
-  a.dout = ck_values(rig, n, -1, 1);
+  ck_assign(a, .qkv = ck_values(rig, in, -range, range), .dout = ck_values(rig, n, -1, 1));
   a.out = ck_zeros(rig, n), a.out_bound = ck_zeros(rig, n);
   a.given = ck_zeros(rig, n);
   a.lse = ck_zeros(rig, rows), a.lse_bound = ck_zeros(rig, rows);
@@ -466,11 +464,9 @@ CK_RIG_TEST(bad_heads_and_huge_sizes, CK_HUGE_PLAN, EK_F32) {
   ck_fails(FORWARD(16, 0), EK_ERR_UNSUPPORTED, "probabilities, which are more than 2^34");
   o.dropout = 1;
   ck_invalid(FORWARD(16, 0), "dropout is 1, which is outside 0 <= p < 1");
-  o.dropout = 0;
-  o.k = qkv;
+  ck_assign(o, .dropout = 0, .k = qkv);
   ck_invalid(FORWARD(16, 0), "attention_forward: v is NULL");
-  o.k = NULL;
-  o.k_column = 1;
+  ck_assign(o, .k = NULL, .k_column = 1);
   ck_invalid(FORWARD(16, 0), "columns are given, but k and v are NULL");
   o.k_column = 2 * c + 1;
   o.k = o.v = qkv;
@@ -527,9 +523,7 @@ CK_LOOP(packed_is_apart, VARIANTS) {
   ck_ok(backward(rig, &t));
   const double *out = ck_read(rig, t.out), *dqkv = ck_read(rig, t.dqkv);
   for (int64_t part = 0, first = 0; part < 2; first += two.lengths[part++]) {
-    struct attention one = a;
-    one.tokens = two.lengths[part];
-    one.segments = NULL;
+    CK_WITH(struct attention, one, a, .tokens = two.lengths[part], .segments = NULL);
     one.qkv += first * 8 * 16, one.dout += first * 4 * 16;
     const struct tensors alone = upload(rig, &one);
     ck_ok(forward(rig, &alone));

@@ -54,9 +54,9 @@ CK_UNWATCHED static struct column_sums sums_of(struct ck_rig *rig, const int64_t
       }
       for (int k = 0; k < 2; k++) {
         const int64_t to = (2 * p + k) * channels + c;
-        s.want[to] = (double)sum[k];
-        s.bound[to] =
-            (double)(magnitude[k] * ((long double)(rows + 4) * exact + (k == 1 ? rounded : 0)));
+        ck_assign(s, .want[to] = (double)sum[k],
+                  .bound[to] = (double)(magnitude[k] * ((long double)(rows + 4) * exact +
+                                                        (k == 1 ? rounded : 0))));
       }
     }
   }

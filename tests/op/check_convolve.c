@@ -71,9 +71,7 @@ static struct sizes sizes_of(const struct ck_rig *rig, const struct shape *s) {
   struct sizes z = {.weight = {s->out, s->x[3] / s->is.groups, s->is.kernel[0], s->is.kernel[1]}};
   ck_ok(ek_convolution_shape(z.y, s->x, s->out, &s->is));
   ck_ok(ek_convolution_workspace(&z.forward, &z.backward, s->x, s->out, rig->type, &s->is));
-  z.xs = product_of(s->x);
-  z.ys = product_of(z.y);
-  z.weights = product_of(z.weight);
+  ck_assign(z, .xs = product_of(s->x), .ys = product_of(z.y), .weights = product_of(z.weight));
   return z;
 }
 
@@ -177,10 +175,8 @@ static struct backward make_backward(struct ck_rig *rig, const struct shape *s,
                        .dy = ck_values(rig, z->ys, -1, 1),
                        .dweight = ck_values_of(rig, rig->sum, z->weights, -1, 1),
                        .dbias = ck_values_of(rig, rig->sum, s->out, -1, 1)};
-  b.tx = ck_tensor(rig, b.x, 4, s->x);
-  b.tw = ck_tensor(rig, b.w, 4, z->weight);
-  b.tdy = ck_tensor(rig, b.dy, 4, z->y);
-  b.workspace = workspace_of(rig, z->backward);
+  ck_assign(b, .tx = ck_tensor(rig, b.x, 4, s->x), .tw = ck_tensor(rig, b.w, 4, z->weight),
+            .tdy = ck_tensor(rig, b.dy, 4, z->y), .workspace = workspace_of(rig, z->backward));
   return b;
 }
 
@@ -233,8 +229,7 @@ CK_RIG_CASES(backward, c, SHAPES) {
   ck_ok(go_back(rig, s, &b, dx, NULL, NULL, 0));
   ck_fits(rig, "dx", dx, want, size, z.xs);
   ek_tensor *without_x = ck_poisoned(rig, 4, s->x);
-  struct backward without = b;
-  without.tx = NULL;
+  CK_WITH(struct backward, without, b, .tx = NULL);
   ck_ok(go_back(rig, s, &without, without_x, NULL, NULL, 0));
   ck_same_bits("dx without x", ck_read(rig, without_x), ck_read(rig, dx), z.xs);
   check_parameters(rig, s, &z, &b, 0);
@@ -296,9 +291,8 @@ CK_LOOP(finite_differences, 3) {
 /* y, dx and dweight, one after the other, of device 0 of a group of its own. */
 static void compute_all(double *to, ek_type type, int threads, const struct shape *s,
                         const struct sizes *z, const double *values) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = threads;
-  options.deterministic = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = threads,
+          .deterministic = true);
   CK_OPENED(ek_group *, group, ek_group_open(&group, test_devices("cpu:1"), &options));
   ek_device *device = ek_group_device(group, 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
@@ -414,8 +408,7 @@ CK_RIG_TEST(workspace_too_small, NULL, EK_F32) {
   ck_fails(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward - 1), b.tx, b.tw,
                                   NULL, &s->is),
            EK_ERR_SHAPE, "workspace");
-  struct backward without = b;
-  without.workspace = NULL;
+  CK_WITH(struct backward, without, b, .workspace = NULL);
   ck_fails(go_back(rig, s, &without, dx, NULL, NULL, 0), EK_ERR_SHAPE,
            "convolve_backward: workspace has 0 elements");
 }
@@ -466,8 +459,7 @@ CK_RIG_TEST(bad_operands, NULL, EK_F32) {
   ck_fails(ek_op_convolve_forward(rig->stream, y, workspace, b.tx, b.tw, NULL, NULL), EK_ERR_SHAPE,
            "weight is 32 x 16 x 3 x 3, expected 32 x 16 x 1 x 1");
   ek_tensor *dw = ck_poisoned_sums(rig, 4, z.weight);
-  struct backward without = b;
-  without.tx = NULL;
+  CK_WITH(struct backward, without, b, .tx = NULL);
   ck_invalid(go_back(rig, s, &without, NULL, dw, NULL, 0), "convolve_backward: x is NULL");
   ck_invalid(ek_op_convolve_backward(rig->stream, NULL), "args is NULL");
   ck_fails(go_back(rig, s, &b, flat, NULL, NULL, 0), EK_ERR_SHAPE,

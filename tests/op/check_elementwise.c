@@ -155,8 +155,7 @@ CK_RIG_CASES(unary_functions, c, 2 * COUNTS) {
   for (int64_t i = 0; i < n; i++) {
     const long double v = (long double)x[i] + offset;
     want[i] = (double)(kind == EK_UNARY_EXP ? expl(v) : 1 / sqrtl(v));
-    bound[i] = rig->unit * want[i] *
-               (kind == EK_UNARY_EXP ? fabs((double)v) + offset + 8 : 4);
+    bound[i] = rig->unit * want[i] * (kind == EK_UNARY_EXP ? fabs((double)v) + offset + 8 : 4);
   }
   ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *y = ck_poisoned(rig, CK_SHAPE(n));
   ck_ok(ek_op_unary(rig->stream, y, tx, kind, offset));

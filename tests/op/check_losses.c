@@ -173,10 +173,7 @@ CK_LOOP(cross_entropy_in_turns, 2 * ck_variants()) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i / 2);
   struct ck_loss f = ck_loss_make(rig, ck_on_gpu() ? 270 : 9, 523); /* a CPU has no such turns */
-  if (_i % 2 == 1) {
-    f.weights = ck_values(rig, f.classes, 0.25, 4);
-    f.smoothing = 0.1;
-  }
+  if (_i % 2 == 1) ck_assign(f, .weights = ck_values(rig, f.classes, 0.25, 4), .smoothing = 0.1);
   f.targets[f.rows - 3] = CK_IGNORED;
   check_gradient(rig, &f);
 }
@@ -201,9 +198,8 @@ CK_LOOP(cross_entropy_of_a_long_row, ck_variants()) {
 }
 
 CK_RIG_LOOP(all_targets_ignored, ck_variants()) {
-  struct ck_loss f = ck_loss_make(rig, 9, 20);
-  f.smoothing = 0.5;
-  f.logits[3] = NAN; /* in an ignored row it is not read */
+  CK_WITH(struct ck_loss, f, ck_loss_make(rig, 9, 20), .smoothing = 0.5,
+          .logits[3] = NAN /* in an ignored row it is not read */);
   for (int r = 0; r < 9; r++) f.targets[r] = CK_IGNORED;
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   const double zero[9 * 20] = {0};
@@ -268,9 +264,8 @@ CK_RIG_CASES(logits_of_many_magnitudes, how, 8) {
 
 /* Weights whose squares are 0 in f32 weigh. */
 CK_RIG_LOOP(tiny_class_weights, ck_variants()) {
-  struct ck_loss f = ck_loss_make(rig, 4, 30);
-  f.smoothing = 0.5;
-  f.weights = ck_values_of(rig, rig->sum, 30, 1e-30, 2e-30);
+  CK_WITH(struct ck_loss, f, ck_loss_make(rig, 4, 30), .smoothing = 0.5,
+          .weights = ck_values_of(rig, rig->sum, 30, 1e-30, 2e-30));
   check_loss(rig, &f);
 }
 

@@ -297,9 +297,9 @@ CK_RIG_LOOP(backward_repeats, ck_variants()) {
   ek_layer_norm_backward_args args = args_of(rig, &b, ck_tensor(rig, b.dy, CK_SHAPE(300, 65)));
   double *first[3] = {0};
   for (int pass = 0; pass < 2; pass++) {
-    args.dx = ck_poisoned(rig, CK_SHAPE(300, 65));
-    args.dweight = ck_poisoned_sums(rig, CK_SHAPE(65));
-    args.dbias = ck_poisoned_sums(rig, CK_SHAPE(65));
+    ck_assign(args, .dx = ck_poisoned(rig, CK_SHAPE(300, 65)),
+              .dweight = ck_poisoned_sums(rig, CK_SHAPE(65)),
+              .dbias = ck_poisoned_sums(rig, CK_SHAPE(65)));
     ck_ok(ek_op_layer_norm_backward(rig->stream, &args));
     double *got[3] = {ck_read(rig, args.dx), ck_read(rig, args.dweight), ck_read(rig, args.dbias)};
     for (int k = 0; k < 3 && pass == 1; k++) {
@@ -330,10 +330,10 @@ CK_RIG_CASES(left_out, s, SIZES) {
   ek_tensor *zeros = ck_tensor(rig, ck_zeros(rig, width), CK_SHAPE(width));
   ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, width));
   ek_add_layer_norm_args args = {.y = y, .sum = ck_poisoned(rig, CK_SHAPE(rows, width))};
-  args.mean = ck_poisoned_sums(rig, CK_SHAPE(rows));
-  args.rstd = ck_poisoned_sums(rig, CK_SHAPE(rows));
-  args.x = ck_tensor(rig, f.x, CK_SHAPE(rows, width));
-  args.residual = ck_tensor(rig, ck_values(rig, n, -3, 3), CK_SHAPE(rows, width));
+  ck_assign(args, .mean = ck_poisoned_sums(rig, CK_SHAPE(rows)),
+            .rstd = ck_poisoned_sums(rig, CK_SHAPE(rows)),
+            .x = ck_tensor(rig, f.x, CK_SHAPE(rows, width)),
+            .residual = ck_tensor(rig, ck_values(rig, n, -3, 3), CK_SHAPE(rows, width)));
   args.weight = ck_tensor(rig, f.gamma, CK_SHAPE(width)), args.epsilon = 1e-5;
   double *plain[2] = {0}, *added[2] = {0};
   for (int k = 0; k < 2; k++) {

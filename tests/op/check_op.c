@@ -273,8 +273,7 @@ CK_LOOP(bad_inputs_where_nothing_is_computed, operation_count) {
 /* ---- tensors without elements ---- */
 
 /* The operation with another number of rows and columns: what it gives, if it has such sizes. */
-static ek_status run_empty(struct ck_rig *rig, struct running *run, int64_t rows,
-                           int64_t columns) {
+static ek_status run_empty(struct ck_rig *rig, struct running *run, int64_t rows, int64_t columns) {
   run->sizes.r = rows;
   if (rows == 0) run->sizes.j = 0;
   if (columns == 0 && !run->test->cube) run->sizes.c = run->sizes.w = run->sizes.k = 0;
@@ -324,8 +323,7 @@ CK_LOOP(no_columns, TESTS * ck_variants()) {
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   if (strstr(run.operation->name, "layer_norm") != NULL) {
-    ck_fails(run_empty(rig, &run, R, 0), EK_ERR_SHAPE,
-             "4 x 0, which has nothing to normalise");
+    ck_fails(run_empty(rig, &run, R, 0), EK_ERR_SHAPE, "4 x 0, which has nothing to normalise");
   } else if (strcmp(run.operation->name, "row_reduce") == 0 && run.parameters.flag[0]) {
     ck_fails(run_empty(rig, &run, R, 0), EK_ERR_SHAPE, "4 x 0, which has no mean");
   } else {
@@ -356,8 +354,7 @@ CK_RIG_LOOP(other_empty_shapes, ck_variants()) {
   const int64_t many = INT64_C(1) << 52;
   const ek_cross_entropy_terms terms = {-1, 0.1, NULL, 0};
   double zero[2] = {0, 0};
-  ek_attend_options two = EK_ATTEND_OPTIONS_INIT;
-  two.heads = 2;
+  CK_WITH(ek_attend_options, two, EK_ATTEND_OPTIONS_INIT, .heads = 2);
   for (int way = 0; way < 3; way++) {
     const int64_t batch = way == 0 ? many : 0, tokens = way == 1 ? many : 0,
                   width = way == 2 ? 0 : 8;

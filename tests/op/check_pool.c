@@ -309,8 +309,7 @@ CK_TEST(bad_options) {
 }
 
 CK_RIG_TEST(shapes_that_do_not_fit, NULL, EK_F32) {
-  ek_pooling dilated = EK_POOLING_INIT;
-  dilated.dilation[0] = 2;
+  CK_WITH(ek_pooling, dilated, EK_POOLING_INIT, .dilation[0] = 2);
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(2, 4, 6, 3)), *y = ck_poisoned(rig, CK_SHAPE(2, 2, 3, 3));
   ek_tensor *flat = ck_poisoned(rig, CK_SHAPE(8, 3)), *one = ck_poisoned(rig, CK_SHAPE(2, 2, 2, 3));
   ek_tensor *places = ck_blank(rig, EK_I32, CK_SHAPE(2, 2, 3, 3));

@@ -163,8 +163,7 @@ CK_RIG_GRID(linear_gelu, s, JOINED, with_bias, 2) {
   const int64_t rows = joined[s][0], in = joined[s][1], out = joined[s][2];
   struct ck_product p = {.m = rows, .n = out, .k = in, .transpose_b = true};
   const int64_t n = rows * out;
-  p.a = ck_values(rig, rows * in, -1, 1);
-  p.b = ck_values(rig, out * in, -1, 1);
+  ck_assign(p, .a = ck_values(rig, rows * in, -1, 1), .b = ck_values(rig, out * in, -1, 1));
   if (with_bias) p.bias = ck_values(rig, out, -1, 1);
   double *want_pre = ck_zeros(rig, n), *pre_bound = ck_zeros(rig, n);
   double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
@@ -193,8 +192,7 @@ CK_RIG_GRID(gelu_linear_backward, s, JOINED, b, 3) {
   const double beta = betas[b];
   struct ck_product p = {.m = rows, .n = in, .k = out};
   const int64_t n = rows * in;
-  p.a = ck_values(rig, rows * out, -1, 1);
-  p.b = ck_values(rig, out * in, -1, 1);
+  ck_assign(p, .a = ck_values(rig, rows * out, -1, 1), .b = ck_values(rig, out * in, -1, 1));
   const double *pre = ck_values(rig, n, -4, 4), *old = ck_values(rig, in, -9, 9);
   double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
   double *want_sum = ck_zeros(rig, in), *sum_bound = ck_zeros(rig, in);
@@ -228,9 +226,8 @@ CK_RIG_GRID(linear_gradients, s, JOINED, b, 5) {
   const int64_t rows = joined[s][0], in = joined[s][1], out = joined[s][2];
   const double weight_beta = betas[b][0], bias_beta = betas[b][1];
   struct ck_product p = {.m = out, .n = in, .k = rows, .transpose_a = true, .beta = weight_beta};
-  p.a = ck_integers(rig, rows * out, -9, 9);
-  p.b = ck_integers(rig, rows * in, -9, 9);
-  p.c = ck_integers(rig, out * in, -99, 99);
+  ck_assign(p, .a = ck_integers(rig, rows * out, -9, 9), .b = ck_integers(rig, rows * in, -9, 9),
+            .c = ck_integers(rig, out * in, -99, 99));
   const double *old = ck_integers(rig, out, -99, 99);
   double *want = ck_zeros(rig, out * in), *bound = ck_zeros(rig, out * in);
   double *want_sum = ck_zeros(rig, out), *sum_bound = ck_zeros(rig, out);
@@ -418,8 +415,7 @@ CK_RIG_TEST(messages_show_both_shapes, NULL, EK_F32) {
   ck_fails(ek_op_linear_gradients(s, c, NULL, a, b, 0, 0), EK_ERR_SHAPE,
            "linear_gradients: dy is 3 x 2 but x is 2 x 5");
   ek_tensor *w = ck_poisoned(rig, CK_SHAPE(5, 2));
-  ck_fails(ek_op_linear(s, c, a, w, NULL), EK_ERR_SHAPE,
-           "linear: y is 3 x 4 but x w^T is 3 x 5");
+  ck_fails(ek_op_linear(s, c, a, w, NULL), EK_ERR_SHAPE, "linear: y is 3 x 4 but x w^T is 3 x 5");
   ck_fails(ek_op_linear_gelu(s, ck_poisoned(rig, CK_SHAPE(3, 6)), NULL, a, w, NULL), EK_ERR_SHAPE,
            "linear_gelu: y is 3 x 6 but x w^T is 3 x 5");
   ck_fails(ek_op_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 2)), c, w), EK_ERR_SHAPE,
@@ -450,8 +446,7 @@ CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
   ck_ok(ek_op_linear_gradients(s, vocabulary, NULL, logits, x, 1, 0));
   ck_ok(ek_op_gelu_linear_backward(s, ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 1024)), NULL, logits,
                                    vocabulary, x, 0));
-  ek_tensor endless = *c;
-  endless.shape[1] = INT64_C(1) << 33;
+  CK_WITH(ek_tensor, endless, *c, .shape[1] = INT64_C(1) << 33);
   ck_fails(ek_op_matmul(s, &endless, a, false, b, false, 0), EK_ERR_OVERFLOW, "matmul");
 }
 

@@ -60,8 +60,7 @@ CK_RIG_LOOP(far_positions, ck_variants()) {
 CK_RIG_TEST(products_see_distances, NULL, EK_F64) {
   enum { TOKENS = 40, WIDTH = 16 };
   double speeds[WIDTH / 2], *all = ck_zeros(rig, TOKENS * WIDTH);
-  ek_rotary rotary = EK_ROTARY_INIT;
-  rotary.theta = 500000;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .theta = 500000);
   ck_ok(ek_rotary_speeds(speeds, WIDTH, &rotary));
   for (int i = 0; i < TOKENS * WIDTH; i++) all[i] = i % WIDTH + 1;
   ek_tensor *x = ck_tensor(rig, all, CK_SHAPE(1, TOKENS, WIDTH));
@@ -81,11 +80,9 @@ CK_RIG_TEST(products_see_distances, NULL, EK_F64) {
 
 CK_TEST(speeds_of_plain_and_linear) {
   double speeds[4], slower[4];
-  ek_rotary rotary = EK_ROTARY_INIT;
   ck_ok(ek_rotary_speeds(speeds, 8, NULL));
   const double plain[] = {1, 0.1, 0.01, 0.001};
-  rotary.scaling = EK_ROTARY_LINEAR;
-  rotary.factor = 4;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .scaling = EK_ROTARY_LINEAR, .factor = 4);
   ck_ok(ek_rotary_speeds(slower, 8, &rotary));
   for (int i = 0; i < 4; i++) {
     ck_assert_double_le(fabs(speeds[i] - plain[i]), 1e-15);
@@ -96,11 +93,9 @@ CK_TEST(speeds_of_plain_and_linear) {
 /* Llama 3.1's numbers. Wavelengths below 2048 tokens stay, above 8192 they are 8 times as long. */
 CK_TEST(speeds_of_llama3) {
   double speeds[64], plain[64];
-  ek_rotary rotary = EK_ROTARY_INIT;
-  rotary.theta = 500000;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .theta = 500000);
   ck_ok(ek_rotary_speeds(plain, 128, &rotary));
-  rotary.scaling = EK_ROTARY_LLAMA3;
-  rotary.factor = 8;
+  ck_assign(rotary, .scaling = EK_ROTARY_LLAMA3, .factor = 8);
   ck_ok(ek_rotary_speeds(speeds, 128, &rotary));
   int kept = 0, slowed = 0;
   for (int i = 0; i < 64; i++) {

@@ -242,8 +242,7 @@ CK_RIG_LOOP(moments_that_fade, ck_variants()) {
   ck_ok(ek_op_zero(rig->stream, none));
   ck_ok(ek_op_sgd(rig->stream, tp, tb, none, &sgd, NULL));
   for (int64_t i = 0; i < N; i++) {
-    m.want[i] = sgd.momentum * buffer[i];
-    m.bound[i] = 4 * u * fabs(buffer[i]) + least;
+    ck_assign(m, .want[i] = sgd.momentum * buffer[i], .bound[i] = 4 * u * fabs(buffer[i]) + least);
   }
   ck_within("b", ck_read(rig, tb), m.want, m.bound, N);
 #if defined(__SSE2__)

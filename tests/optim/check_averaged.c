@@ -24,10 +24,9 @@ static ek_optimizer *averaged(ek_optimizer *rule, double decay) {
 
 /* Numbers with few bits, so that all is exact: gradient descent at rate 1/2, decay 3/4. */
 CK_RIG_LOOP(the_average_follows, CK_VARIANTS) {
-  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
   const double start[] = {1, -2, 3}, gradient[] = {4, 8, -16};
   double p[3] = {0}, average[3] = {0};
-  sgd.learning_rate = 0.5;
+  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5);
   CK_GOT(ek_optimizer *, rule, ek_sgd_create(&rule, &sgd));
   struct ck_range range = ck_range_open(rig, averaged(rule, DECAY), start, 3);
   ck_assert_uint_eq(ek_optimizer_states(range.optimizer), 1);
@@ -95,8 +94,7 @@ CK_LOOP(averages_of_a_model, CK_PLACEMENTS) {
   const char *path = ck_file(ck_folder(), "weights");
   struct ck_training t, other;
   double p[COUNT], average[COUNT] = {0}, got[COUNT];
-  ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
-  options.average = true;
+  CK_WITH(ek_weights_options, options, EK_WEIGHTS_OPTIONS_INIT, .average = true);
   open_training(&t, _i);
   ck_fails(ek_weights_save(t.model, path, &options), EK_ERR_STATE, "no step was taken");
   ck_invalid(ek_weights_load(t.model, path, &options), "average applies to saves");
@@ -124,10 +122,9 @@ CK_LOOP(averages_of_a_model, CK_PLACEMENTS) {
 
 /* A plain rule keeps none. */
 CK_TEST(a_rule_without_averages) {
-  ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
   setup.optimizer = ck_plain_adamw;
-  options.average = true;
+  CK_WITH(ek_weights_options, options, EK_WEIGHTS_OPTIONS_INIT, .average = true);
   struct ck_training t = ck_training_opened(&setup);
   take_step(&t, 0);
   ck_fails(ek_weights_save(t.model, "weights", &options), EK_ERR_STATE, "keeps no average");

@@ -92,11 +92,11 @@ static struct matrix open_matrix(struct ck_rig *rig, const ek_muon_options *opti
   const ek_optimizer_ops *ops = ek_optimizer_table(it.rule);
   it.info = (ek_optimizer_parameter){.name = "matrix", .rank = 2, .shape = {rows, columns}};
   ck_assert(ops->takes_whole(it.rule, &it.info));
-  it.parameters = ck_tensor(rig, p, CK_SHAPE(rows, columns));
-  it.gradients = ck_poisoned(rig, CK_SHAPE(rows, columns));
-  it.states[0] = *ck_poisoned(rig, CK_SHAPE(rows, columns));
-  it.workspace =
-      ck_poisoned(rig, CK_SHAPE(ops->workspace(it.rule, &it.info) + EK_MEMORY_UNIT));
+  ck_assign(it, .parameters = ck_tensor(rig, p, CK_SHAPE(rows, columns)),
+            .gradients = ck_poisoned(rig, CK_SHAPE(rows, columns)),
+            .states[0] = *ck_poisoned(rig, CK_SHAPE(rows, columns)),
+            .workspace =
+                ck_poisoned(rig, CK_SHAPE(ops->workspace(it.rule, &it.info) + EK_MEMORY_UNIT)));
   return it;
 }
 
@@ -126,11 +126,8 @@ CK_RIG_LOOP(exact_numbers, CK_VARIANTS) {
     const int64_t rows = shapes[k][0], columns = shapes[k][1];
     const int64_t least = rows < columns ? rows : columns;
     double p[16], m[16] = {0}, g[16];
-    ek_muon_options o = EK_MUON_OPTIONS_INIT;
-    o.momentum = k % 2 == 0 ? 0 : 0.5;
-    o.weight_decay = 0.25;
-    o.nesterov = k % 2 == 0;
-    o.iterations = 2;
+    CK_WITH(ek_muon_options, o, EK_MUON_OPTIONS_INIT, .momentum = k % 2 == 0 ? 0 : 0.5,
+            .weight_decay = 0.25, .nesterov = k % 2 == 0, .iterations = 2);
     o.coefficients[0] = 1, o.coefficients[1] = -1, o.coefficients[2] = 4;
     for (int64_t i = 0; i < rows * columns; i++) {
       const int64_t r = i / columns, c = i % columns;
@@ -170,9 +167,8 @@ CK_RIG_LOOP(equals_the_formula, CK_VARIANTS) {
   static const int64_t shapes[][2] = {{5, 7}, {12, 3}, {9, 9}, {1, 6}, {6, 1}, {17, 40}};
   for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
     const int64_t rows = shapes[k][0], columns = shapes[k][1], count = rows * columns;
-    ek_muon_options o = EK_MUON_OPTIONS_INIT;
-    o.nesterov = k % 2 == 0;
-    o.factor = k % 3 == 0 ? EK_MUON_MATCH_RMS_ADAMW : EK_MUON_ORIGINAL;
+    CK_WITH(ek_muon_options, o, EK_MUON_OPTIONS_INIT, .nesterov = k % 2 == 0,
+            .factor = k % 3 == 0 ? EK_MUON_MATCH_RMS_ADAMW : EK_MUON_ORIGINAL);
     const double rate = 0.02, largest = 0.2 * sqrt(40) + sqrt(12);
     double *p = ck_values(rig, count, -1, 1), *m = ck_zeros(rig, count),
            *bound = ck_zeros(rig, count);
@@ -191,11 +187,9 @@ CK_RIG_LOOP(equals_the_formula, CK_VARIANTS) {
 
 /* A gradient of zeros moves nothing, and one that is tiny is not made large: |u| < epsilon. */
 CK_RIG_LOOP(small_gradients, CK_VARIANTS) {
-  ek_muon_options o = EK_MUON_OPTIONS_INIT;
   const double zeros[4] = {0}, p[4] = {1, 2, 3, 4};
   double tiny[4] = {0x1p-80, 0, 0, 0};
-  o.weight_decay = 0;
-  o.epsilon = 0x1p-20;
+  CK_WITH(ek_muon_options, o, EK_MUON_OPTIONS_INIT, .weight_decay = 0, .epsilon = 0x1p-20);
   struct matrix it = open_matrix(rig, &o, p, 2, 2);
   step_matrix(&it, zeros, 1);
   ck_same_bits("parameters", ck_read(rig, it.parameters), p, 4);
@@ -237,9 +231,8 @@ CK_TEST(options_are_checked) {
 
 static struct ck_training open_gpt(int placement, const char *spec, ek_type type,
                                    ek_status (*rule)(ek_optimizer **)) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), spec, EK_MODE_GATHER);
-  setup.optimizer = rule;
-  setup.options.type = type;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), spec, EK_MODE_GATHER),
+          .optimizer = rule, .options.type = type);
   ck_setup_place(&setup, placement);
   return ck_training_opened(&setup);
 }
@@ -330,13 +323,10 @@ CK_LOOP(states_by_name, CK_PLACEMENTS) {
 
 /* The other rule gets its own rate, in proportion to the schedule of Muon's. */
 CK_RIG_LOOP(rates_are_in_proportion, CK_VARIANTS) {
-  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
-  ek_muon_options o = EK_MUON_OPTIONS_INIT;
   ek_optimizer *other = NULL, *rule = NULL;
   const double start[3] = {1, 2, 3}, g[3] = {1, -1, 2}, want[3] = {0.875, 2.125, 2.75};
-  sgd.learning_rate = 0.5;
-  sgd.momentum = 0.5;
-  o.learning_rate = 2;
+  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5, .momentum = 0.5);
+  CK_WITH(ek_muon_options, o, EK_MUON_OPTIONS_INIT, .learning_rate = 2);
   ck_ok(ek_sgd_create(&other, &sgd));
   ck_ok(ek_muon_create(&rule, other, &o));
   ek_optimizer_free(other);
@@ -352,9 +342,8 @@ CK_RIG_LOOP(rates_are_in_proportion, CK_VARIANTS) {
 
 /* Both rules have a state of this name: each parameter has its own. */
 static ek_status make_muon_and_sgd(ek_optimizer **rule) {
-  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
   ek_optimizer *other = NULL;
-  sgd.momentum = 0.9;
+  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .momentum = 0.9);
   EK_TRY(ek_sgd_create(&other, &sgd));
   return muon_and(rule, other, NULL);
 }
@@ -430,20 +419,18 @@ static ek_status make_gpt(ek_module **module, int layers) {
 /* State and shares: no device has more elements of the model than another by more than the largest
  * matrix, and Muon's state is one number for an element of a matrix, where AdamW has two. */
 CK_LOOP(shares_are_even, 7) {
-  ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   const size_t devices = (size_t)_i + 2;
   char spec[16];
   uint64_t bytes[2] = {0, 0}, least = UINT64_MAX, most = 0;
-  entropy.classes = 64;
+  CK_WITH(ek_cross_entropy_options, entropy, EK_CROSS_ENTROPY_OPTIONS_INIT, .classes = 64);
   (void)snprintf(spec, sizeof spec, "plan:%zu", devices);
   CK_GOT(ek_module *, module, make_gpt(&module, 4));
   CK_GOT(ek_criterion *, loss, ek_cross_entropy_create(&loss, &entropy));
   CK_GOT(ek_parameter_totals, totals, ek_parameter_count(&totals, module, NULL, 0));
   struct ck_setup setup = ck_setup_own(module, loss, spec, EK_MODE_FULLY_SHARDED);
   for (int k = 0; k < 2; k++) {
-    struct ck_training t;
     setup.optimizer = k == 0 ? make_muon : ck_plain_adamw;
-    ck_training_open(&t, &setup);
+    CK_SET_UP(struct ck_training, t, ck_training_open(&t, &setup));
     for (size_t d = 0; d < devices; d++) {
       CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(t.group, d)));
       bytes[k] += usage.current[EK_MEMORY_OPTIMIZER];
@@ -587,11 +574,9 @@ CK_TEST(patterns_of_elementwise) {
   static const ek_parameter_pattern patterns[] = {
       {.pattern = "*.expand.weight", .elementwise = true}};
   static double values[MOST];
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
   ek_tensor host;
-  setup.optimizer = make_muon;
-  setup.options.patterns = patterns;
-  setup.options.pattern_count = 1;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED),
+          .optimizer = make_muon, .options.patterns = patterns, .options.pattern_count = 1);
   struct ck_training t = ck_training_opened(&setup);
   read_entry(values, &host, &t, "muon/v/", "blocks.0.expand.weight");
   read_entry(values, &host, &t, "muon/momentum/", "blocks.0.contract.weight");

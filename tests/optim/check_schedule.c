@@ -168,16 +168,14 @@ CK_LOOP(a_function_gives_rates, 3) {
   const int64_t shape[] = {4, 1}, sizes[] = {1, 1};
   ek_tensor inputs, targets;
   ek_step_result result;
-  ek_checkpoint_info info;
   char folder[64];
   CK_GOT(ek_schedule, schedule, ek_schedule_function(&schedule, falling, &asked));
   ck_assert(ek_schedule_rate(&schedule, 4) == 0.1 && asked.calls == 1);
   ck_ok(ek_tensor_host(&inputs, (void *)(uintptr_t)x, EK_F32, 2, shape));
   ck_ok(ek_tensor_host(&targets, (void *)(uintptr_t)y, EK_F32, 2, shape));
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   update.schedule = &schedule;
-  options.optimizer = &update;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .optimizer = &update);
   CK_OPENED(ek_module *, line, ek_mlp_create(&line, sizes, 2, EK_ACTIVATION_GELU));
   CK_OPENED(ek_criterion *, loss, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
   CK_OPENED(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
@@ -196,7 +194,7 @@ CK_LOOP(a_function_gives_rates, 3) {
   const ek_status saved = ek_trainer_save(trainer, folder, NULL);
   if (saved == EK_ERR_UNSUPPORTED) return; /* built without files */
   ck_ok(saved);
-  ck_ok(ek_checkpoint_latest(&info, folder));
+  CK_GOT(ek_checkpoint_info, info, ek_checkpoint_latest(&info, folder));
   ck_assert(!info.has_schedule);
   (void)remove(info.path);
   (void)remove(folder);
