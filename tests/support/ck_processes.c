@@ -366,19 +366,10 @@ static int run_part(char **argv, const struct ck_part *parts) {
   return wrote ? 0 : 3;
 }
 
-static bool is_part(int argc, char **argv) { return argc > 6 && strcmp(argv[1], "--part") == 0; }
-
-static int run_any_part(char **argv, const struct ck_part *parts) {
-  return strcmp(argv[3], "mpi") == 0 ? run_mpi_part(argv, parts) : run_part(argv, parts);
-}
-
 int ck_parts_main(int argc, char **argv, const struct ck_part *parts, const char *name,
                   void (*set_up)(void), void (*tear_down)(void)) {
-  if (is_part(argc, argv)) return run_any_part(argv, parts);
+  if (argc > 6 && strcmp(argv[1], "--part") == 0) {
+    return strcmp(argv[3], "mpi") == 0 ? run_mpi_part(argv, parts) : run_part(argv, parts);
+  }
   return ck_run(ck_suite(name, set_up, tear_down));
-}
-
-int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
-                      Suite *(*make_suite)(void)) {
-  return is_part(argc, argv) ? run_any_part(argv, parts) : ck_run(make_suite());
 }

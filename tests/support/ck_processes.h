@@ -110,8 +110,5 @@ void ck_processes_well(const struct ck_outcome *outcomes, size_t count);
   }
 int ck_parts_main(int argc, char **argv, const struct ck_part *parts, const char *name,
                   void (*set_up)(void), void (*tear_down)(void));
-/* The same with a function that makes the suite. */
-int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
-                      Suite *(*make_suite)(void));
 
 #endif /* CK_PROCESSES_H */

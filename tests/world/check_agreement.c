@@ -168,10 +168,10 @@ static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process 
   struct trial trial = {.process = process, .outcome = outcome, .whole = whole};
   const struct ck_workload *workload = ck_workload("mlp");
   uint64_t torn = 0, tried = 0;
-  trial.setup = ck_setup_mode(workload, "", mode);
-  trial.setup.optimizer = rule;
-  trial.setup.options.bucket_bytes = 4096;
-  if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
+  ck_assign(trial, .setup = ck_setup_mode(workload, "", mode), .setup.optimizer = rule,
+            .setup.options.bucket_bytes = 4096);
+  CK_PROCESS_GROUP(group, outcome, process, 0);
+  trial.group = group;
   trial.setup.group = trial.group;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   for (int way = 0; way < WAYS && outcome->status == EK_OK; way++) {
@@ -184,7 +184,6 @@ static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process 
   ck_outcome_add(outcome, (double)torn);
   ck_outcome_add(outcome, trial.longest);
   close_all(&trial);
-  ck_went(outcome, ek_group_close(trial.group));
 }
 
 static void fail_replicated(struct ck_outcome *o, const struct ck_process *p) {
@@ -200,10 +199,10 @@ static void fail_fully(struct ck_outcome *o, const struct ck_process *p) {
 static void none_fails(struct ck_outcome *outcome, const struct ck_process *process) {
   struct trial trial = {.process = process, .outcome = outcome};
   const struct ck_workload *workload = ck_workload("mlp");
-  trial.setup = ck_setup_mode(workload, "", EK_MODE_REPLICATED);
-  trial.setup.optimizer = ck_clipped_adamw;
-  trial.setup.options.bucket_bytes = 4096;
-  if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
+  ck_assign(trial, .setup = ck_setup_mode(workload, "", EK_MODE_REPLICATED),
+            .setup.optimizer = ck_clipped_adamw, .setup.options.bucket_bytes = 4096);
+  CK_PROCESS_GROUP(group, outcome, process, 0);
+  trial.group = group;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   if (reopen(&trial)) {
     for (int step = 0; step < 2 && ck_went(outcome, one_step(&trial)); step++) {
@@ -211,7 +210,6 @@ static void none_fails(struct ck_outcome *outcome, const struct ck_process *proc
     }
     close_all(&trial);
   }
-  ck_went(outcome, ek_group_close(trial.group));
 }
 
 static const size_t devices[COUNT] = {1, 2, 1};
@@ -272,13 +270,13 @@ static bool step_beside(const struct trial *trial, struct ck_training *training,
 static void fail_beside(struct ck_outcome *outcome, const struct ck_process *process) {
   const struct ck_workload *workload = ck_workload("mlp");
   struct trial trial = {.process = process, .outcome = outcome};
-  struct ck_setup setup = ck_setup_mode(workload, "", EK_MODE_SHARDED_GRADIENTS);
   struct ck_training trainings[3];
   uint64_t wanted[MOST_STEPS] = {0};
   size_t again = 0, step = 0;
-  setup.optimizer = ck_plain_adamw;
-  setup.options.bucket_bytes = 4096;
-  if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(workload, "", EK_MODE_SHARDED_GRADIENTS),
+          .optimizer = ck_plain_adamw, .options.bucket_bytes = 4096);
+  CK_PROCESS_GROUP(group, outcome, process, 0);
+  trial.group = group;
   for (size_t i = 0; i < 3; i++) {
     if (!ck_went(outcome, ck_training_try(&trainings[i], &setup, trial.group))) return;
   }
@@ -295,7 +293,6 @@ static void fail_beside(struct ck_outcome *outcome, const struct ck_process *pro
   ck_outcome_add(outcome, (double)step);
   ck_outcome_add(outcome, (double)again);
   for (size_t i = 0; i < 3; i++) ck_training_free(&trainings[i]);
-  ck_went(outcome, ek_group_close(trial.group));
 }
 
 CK_TEST(a_step_goes_on_while_another_model_fails) {
@@ -332,7 +329,8 @@ static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *pro
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
   ek_trainer *trainer = NULL;
   setup.optimizer = ck_plain_adamw;
-  if (!ck_went(outcome, ck_process_open(&setup.group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
+  setup.group = group;
   trainer = ck_trainer_open(&setup);
   for (int which = 0; which < WRONG_CALLS; which++) {
     const ek_status status = wrong_call(trainer, &batch, which, process->number == VICTIM);
@@ -343,7 +341,6 @@ static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *pro
     if (!ck_went(outcome, wrong_call(trainer, &batch, which, false))) break;
   }
   ek_trainer_free(trainer);
-  ck_went(outcome, ek_group_close(setup.group));
 }
 
 CK_TEST(a_call_that_one_process_makes_wrongly) {
@@ -361,10 +358,8 @@ enum { DIFFERENCES = sizeof differences / sizeof differences[0] };
 static const ek_loss_scale fixed = {.kind = EK_LOSS_SCALE_STATIC, .scale = 8};
 
 static struct ck_setup set_up(ek_group *group, int which, bool differs) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED);
-  setup.group = group;
-  setup.optimizer = ck_clipped_adamw;
-  setup.options.bucket_bytes = 4096;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED),
+          .group = group, .optimizer = ck_clipped_adamw, .options.bucket_bytes = 4096);
   if (!differs) return setup;
   switch (which) {
   case 0: setup.options.state = EK_STATE_SHARDED; break;
@@ -388,26 +383,18 @@ static ek_status open_differently(ek_group *group, int which, bool differs) {
     ck_training_free(&training);
     return EK_OK;
   }
-  ek_trainer *trainer = NULL;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_status status = EK_OK;
-  options.group = group;
-  options.micro_batches = differs ? 3 : 2;
-  EK_TRY_GOTO(status, setup.workload->module(&module), cleanup);
-  EK_TRY_GOTO(status, setup.workload->criterion(&criterion, EK_REDUCTION_MEAN), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(&trainer, NULL, module, criterion, NULL, &options), cleanup);
-  ek_trainer_free(trainer);
-cleanup:
-  ek_criterion_free(criterion);
-  ek_module_free(module);
-  return status;
+  CK_FREED(module) *module = NULL;
+  CK_FREED(criterion) *criterion = NULL;
+  CK_FREED(trainer) *trainer = NULL;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = group,
+          .micro_batches = differs ? 3 : 2);
+  EK_TRY(setup.workload->module(&module));
+  EK_TRY(setup.workload->criterion(&criterion, EK_REDUCTION_MEAN));
+  return ek_trainer_open(&trainer, NULL, module, criterion, NULL, &options);
 }
 
 static void differ(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   for (int which = 0; which < DIFFERENCES; which++) {
     const ek_status status = open_differently(group, which, process->number == VICTIM);
     const char *words = ek_error_message();
@@ -418,7 +405,6 @@ static void differ(struct ck_outcome *outcome, const struct ck_process *process)
     }
     if (!ck_went(outcome, open_differently(group, which, false))) break;
   }
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_TEST(what_differs_is_named_in_all) {
@@ -436,23 +422,21 @@ static ek_status add_up(void *context, ek_device *device, size_t index) {
   const struct job *job = context;
   const struct timespec nap = {.tv_nsec = 400000000};
   const int64_t seven = 7;
-  ek_tensor tensor;
+  CK_FREED(tensor) tensor = {0};
   (void)index;
   if (job->fails) return ek_error_set(EK_ERR_IO, "the disk is gone");
   EK_TRY(ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &seven));
   ek_status status = ek_communicator_all_reduce(job->communicator, device, &tensor);
   if (status == EK_OK) status = ek_communicator_wait(job->communicator, device);
   if (job->takes_long) (void)nanosleep(&nap, NULL);
-  ek_tensor_free(&tensor);
   return status;
 }
 
 /* The victim fails in its second call while the others still compute in their first one. */
 static void fail_later(struct ck_outcome *outcome, const struct ck_process *process) {
   const bool victim = process->number == VICTIM;
-  ek_group *group = NULL;
   struct job job = {.takes_long = !victim};
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (ck_went(outcome, ek_communicator_open(&job.communicator, group))) {
     ck_went(outcome, ek_group_apply(group, add_up, &job));
     job = (struct job){.communicator = job.communicator, .fails = victim};
@@ -465,7 +449,6 @@ static void fail_later(struct ck_outcome *outcome, const struct ck_process *proc
     ck_went(outcome, ek_group_apply(group, add_up, &job));
   }
   ek_communicator_free(job.communicator);
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_TEST(a_failure_in_a_later_call_ends_no_earlier_one) {
@@ -482,6 +465,4 @@ static const struct ck_part parts[] = {{"fail replicated", fail_replicated},
                                        {"fail later", fail_later},
                                        {NULL, NULL}};
 
-static Suite *make_suite(void) { return ck_suite("agreement", NULL, NULL); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE("agreement", parts)
