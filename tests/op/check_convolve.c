@@ -23,7 +23,7 @@ struct shape {
 
 /* Kernels of one pixel, dense and with a stride; odd sizes; images that do not divide evenly;
  * groups; depthwise; more than a picture is wide; without images, pixels, results; two that do not
- * fit in one block, of x and of dy; without channels. */
+ * fit in one block, of x and of dy; without channels; narrower than a stride. */
 static const struct shape shapes[] = {
     {{2, 5, 4, 3}, 7, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 1)},
     {{2, 5, 4, 6}, 4, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 2)},
@@ -43,6 +43,7 @@ static const struct shape shapes[] = {
     {{1, 4, 4, 64}, 2, IS({7, 7}, {1, 1}, {28, 28}, {1, 1}, 1)},
     {{1, 54, 54, 2}, 64, IS({7, 7}, {9, 9}, {0, 0}, {1, 1}, 1)},
     {{2, 3, 2, 0}, 2, IS({2, 2}, {1, 1}, {0, 0}, {1, 1}, 1)},
+    {{2, 7, 1, 34}, 50, IS({3, 3}, {1, 2}, {0, 1}, {1, 1}, 1)},
     {{2, 7, 6, 32}, 41, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
     {{1, 10, 9, 33}, 32, IS({3, 3}, {1, 1}, {0, 1}, {2, 3}, 1)},
     {{1, 5, 4, 33}, 300, IS({3, 3}, {1, 1}, {2, 2}, {1, 1}, 1)},

@@ -7,9 +7,8 @@
  * product for f16, and none for bf16 without AVX-512.
  *
  * Tested so far: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 with a stand-in for a processor
- * that has instructions for it (tests/faults), and with oneDNN 2.6 itself on a
- * processor with AVX512-BF16 and on an emulated one with AMX
- * (docs/results/2026-11-22-amx-emulated.md).
+ * that has instructions for it (tests/faults), and with oneDNN 2.6 itself on processors with
+ * AVX512-BF16 and with AMX (docs/results/2026-11-26-onednn.md).
  */
 #include "backend/cpu/cpu_kept.h"
 #include "backend/cpu/cpu_primitive.h"
@@ -64,6 +63,12 @@ static dnnl_status_t describe_all(struct ek__filling *f, const struct shape *s) 
   return status;
 }
 
+/* Products of this depth end the process on a processor with AMX: oneDNN 2.6.3 runs an instruction
+ * for tiles that it has not configured. No other depth up to 400 does. */
+static bool is_deadly(const struct shape *shape, const_dnnl_primitive_desc_t product) {
+  return shape->k == 63 && ek__kept_is(product, "brg:avx512_core_amx");
+}
+
 /* Leaves a place without a primitive where oneDNN has nothing. */
 static int fill(void *arg) {
   struct ek__filling *f = arg;
@@ -73,7 +78,9 @@ static int fill(void *arg) {
   if (status == dnnl_success) status = ek__kept_attributes(f, shape->beta);
   if (status == dnnl_success) status = plan(f, bias);
   if (status == dnnl_unimplemented) return dnnl_success;
-  if (status == dnnl_success && ek__kept_is(f->product, "ref")) return dnnl_success;
+  if (status == dnnl_success && (ek__kept_is(f->product, "ref") || is_deadly(shape, f->product))) {
+    return dnnl_success;
+  }
   for (int i = A; i <= C && status == dnnl_success; i++) {
     if (i != BIAS || bias) status = ek__kept_memory(f->place, i, ek__kept_what(f, i));
   }
