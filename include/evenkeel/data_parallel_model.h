@@ -35,6 +35,10 @@
  * call may be the one that detects the failure and returns it; the calls after that return
  * EK_ERR_TORN.
  *
+ * On GPUs of several processes the failure of one model's call may cut off what another model of
+ * the group has queued for a step that goes on. Its next call then returns EK_ERR_STATE in all
+ * processes, the gradients that it has accumulated are dropped, and the step can be started again.
+ *
  * A model, and the criteria and the optimizer opened for it, belong to one thread at a time, which
  * is not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.
  */

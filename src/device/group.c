@@ -365,12 +365,13 @@ static ek_status error_of_job(const ek_group *group, const struct ek__worker *fa
   return tell(failed);
 }
 
-/* The error of a job that failed, which becomes that of all processes. The mutex is held. */
-static ek_status agree_on_error(ek_group *group, uint64_t began, ek_status status) {
+/* The end of a job, whose error becomes that of all processes. The mutex is held, except while this
+ * talks to them or recovers. */
+static ek_status end_for_all(ek_group *group, uint64_t began, ek_status status) {
   if (group->place == NULL) return status;
   pthread_mutex_unlock(&group->mutex);
   status = ek__world_end_job(ek__group_world(group), began, status);
-  ek__place_forget(group->place);
+  if (status != EK_OK) ek__place_forget(group->place);
   pthread_mutex_lock(&group->mutex);
   return status;
 }
@@ -412,9 +413,9 @@ static ek_status run_on_all(ek_group *group, const struct job *job) {
   wait_for_workers(group, began);
   tell_busy(group);
   const struct ek__worker *failed = first_failure(group);
-  if (failed == NULL && group->watched == EK_OK) return ek__world_end(world, began, EK_OK);
-  const ek_status status = agree_on_error(group, began, error_of_job(group, failed));
-  if (ek__group_queues_away(group)) return status; /* all processes recover */
+  const bool well = failed == NULL && group->watched == EK_OK;
+  const ek_status status = end_for_all(group, began, well ? EK_OK : error_of_job(group, failed));
+  if (status == EK_OK || ek__group_queues_away(group)) return status; /* all processes recover */
   ek__error_keep(message);
   (void)renew_all(group);
   return ek_error_set(status, "%s", message);

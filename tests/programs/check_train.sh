@@ -327,7 +327,7 @@ group_signals() {
     cmp <(losses "cut.$signal") <(losses "straight.$signal") || complain "SIG$signal: it goes on elsewhere"
   done
   if command -v script >/dev/null; then
-    script -qec "$(printf '%q ' "$train" "${small[@]}" --data tokens.bin --steps 400 --log-every 400)" /dev/null </dev/null >terminal
+    TERM=xterm script -qec "$(printf '%q ' "$train" "${small[@]}" --data tokens.bin --steps 400 --log-every 400)" /dev/null </dev/null >terminal
     grep -q 'loss [0-9.]*, [0-9]* tokens/s' terminal || complain "no progress on a terminal"
   fi
 }
