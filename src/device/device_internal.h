@@ -68,8 +68,8 @@ void ek__group_stand_in(ek_device *device);
 void ek__group_keep(ek_device *device);
 
 /* Runs `wait`, which makes the calling thread wait for the device. A device with queues may itself
- * wait for devices of other processes, one of which has failed: then its worker waits, in a job, and
- * this thread looks at the processes. */
+ * wait for a device of another process, and that process may have failed. So with several processes
+ * the device's worker waits, in a job, while this thread looks at the other processes. */
 ek_status ek__group_await(ek_device *device, ek_status (*wait)(void *context), void *context);
 
 /* Whether the worker of device number `index` has ended its part of the running job. If a worker of

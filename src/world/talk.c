@@ -24,12 +24,18 @@ enum { STOP = 1, WRITING = 2, RIDE = 8 };
 /* Lines that are compared are cut here; lists of one process are refused from here on. */
 enum { LONGEST_LINES = 1 << 20, LONGEST_LIST = 1 << 26 };
 
-/* The last conversation has failed in all processes, with the thread's last error. */
-static ek_status failed(ek_world *world, ek_status status) {
-  world->failed = world->agreed = world->count;
+/* The thread's last error is the last failure of the world. */
+static ek_status note_failure(ek_world *world, ek_status status) {
+  world->failed = world->count;
   world->failure = status;
   ek__error_keep(world->told);
   return status;
+}
+
+/* The last conversation has failed in all processes, with the thread's last error. */
+static ek_status failed(ek_world *world, ek_status status) {
+  world->agreed = world->count;
+  return note_failure(world, status);
 }
 
 /* Whether the thread's last error is that one, or says it in other words around it: these may have
@@ -401,7 +407,7 @@ ek_status ek__world_compare(ek_world *world, int64_t number, bool *same) {
   return status;
 }
 
-/* Spends a conversation on the thread's last error, of a call that began after this number. */
+/* Spends a conversation on the thread's last error, of a call that began at this moment. */
 static ek_status tell(ek_world *world, uint64_t began, ek_status status) {
   char why[EK__MESSAGE_SIZE];
   (void)snprintf(why, sizeof why, "%s", ek_error_message());
@@ -482,10 +488,8 @@ static ek_status end(ek_world *world, uint64_t began, ek_status status) {
   const bool parted = world->count >= world->parted;
   const bool told = parted || (failed_since(world, began) && is_told(world));
   if (parted) { /* for the calls around this one */
-    const uint64_t agreed = world->agreed;
-    if (world->failed <= began >> CALLS) ek__world_warn(world, began, true);
-    (void)failed(world, status);
-    world->agreed = agreed;
+    if (!failed_since(world, began)) ek__world_warn(world, began, true);
+    (void)note_failure(world, status);
   }
   ek__world_unlock(world);
   if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);

@@ -343,7 +343,8 @@ ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_
   return EK_OK;
 }
 
-/* Whether collectives of some ranks here wait for others that were never queued or will never end. */
+/* Whether collectives of some ranks of this process wait for others that were never queued or will
+ * never end. */
 static bool torn(struct ek__cuda_clique *clique) {
   if (clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
   for (size_t i = 0; i < clique->group->count; i++) {
@@ -380,8 +381,8 @@ bool ek__cuda_clique_renew(struct ek__cuda_clique *clique) {
 
 void ek__cuda_clique_close(struct ek__cuda_clique *clique) {
   detach(clique);
-  /* What the members of other processes have queued is not known. */
   clique->meets = true;
+  /* What the members of other processes have queued is not known. */
   const bool unsure = clique->group->members.share != NULL && atomic_load(&clique->aborted);
   if (unsure || torn(clique) || ek__cuda_on_all_ranks(clique, leave_rank, NULL) != EK_OK) {
     ek__cuda_clique_abort(clique);
