@@ -62,6 +62,28 @@ set(EVENKEEL_ISA_SETS "avx2;avx512"
 mark_as_advanced(EVENKEEL_ISA_SETS)
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 
+# The files that include six each. UNITY_BUILD would write the path of the tree into them, and a compiler cache
+# would know them in this tree only.
+function(evenkeel_isa_units result)
+  set(units "")
+  set(included 0)
+  foreach(source IN LISTS EVENKEEL_ISA_SOURCES)
+    math(EXPR unit "${included} / 6")
+    math(EXPR included "${included} + 1")
+    file(RELATIVE_PATH source "${PROJECT_SOURCE_DIR}" "${source}")
+    string(APPEND text_${unit} "#include \"${source}\"\n")
+    list(APPEND units ${unit})
+  endforeach()
+  list(REMOVE_DUPLICATES units)
+  set(files "")
+  foreach(unit IN LISTS units)
+    set(file "${PROJECT_BINARY_DIR}/isa/isa_unit_${unit}.c")
+    file(CONFIGURE OUTPUT "${file}" CONTENT "${text_${unit}}" @ONLY)
+    list(APPEND files "${file}")
+  endforeach()
+  set(${result} ${files} PARENT_SCOPE)
+endfunction()
+
 # Adds one object library per instruction set and type from EVENKEEL_ISA_SOURCES, lists them in
 # EVENKEEL_ISA_TARGETS, and tells cpu_dispatch.c which sets exist (EK_HAVE_ISA_AVX2, ..._AVX512).
 # A kernel source sees
@@ -145,12 +167,12 @@ function(evenkeel_add_isa_objects)
   list(POP_BACK levels)
   list(APPEND levels ${level})
 
+  evenkeel_isa_units(units)
   set(targets "")
   foreach(isa isa_level IN ZIP_LISTS sets levels)
     foreach(value f32 bf16 f16)
       set(target evenkeel_isa_${isa}_${value})
-      add_library(${target} OBJECT ${EVENKEEL_ISA_SOURCES})
-      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+      add_library(${target} OBJECT ${units})
       evenkeel_library_flags(${target})
       target_compile_definitions(
         ${target} PRIVATE EK_ISA_SUFFIX=_${isa}_${value} EK_ISA_${isa}=1 EK_VALUE_${value}=1

@@ -21,7 +21,7 @@ edges=$("$nm" -A -P -g "${objects[@]}" | awk '
     sub(/\.cpp$/, ".cu", $1) # the emulation copies each .cu to a .cpp
     sub(/.*\/bench\/CMakeFiles\/[^\/]*\.dir\//, "bench/", $1)
     sub(/.*\/programs\/CMakeFiles\/[^\/]*\.dir\//, "programs/", $1)
-    sub(/.*\.dir\/(\.\/)?Unity\//, "src/backend/cpu/isa/", $1)
+    sub(/.*\.dir\/(\.\/)?isa\//, "src/backend/cpu/isa/", $1)
     sub(/.*\.dir\/(\.\/)?(__\/__\/|cuda_kernels_cuemu_cuemu\/)?/, "", $1)
     sub(/^backend\//, "src/backend/", $1)
   }
