@@ -54,22 +54,24 @@ struct attention {
 
 /* One head of one sample: rows of q, k, v are `stride` apart; p, dp, their errors are T x T. */
 struct head {
+  const struct ck_rig *rig;
   const struct attention *a;
   int64_t sample, number, stride;
   const double *q, *k, *v;
-  long double *p, *p_error;
+  long double *p, *p_error, *weight; /* weight: of a row's keys, p after dropout */
+  double *size;                      /* the same, for the bounds */
   double u, r, r_scores; /* r_scores: of p and ds, r: of the others */
   double tiny; /* the smallest normal number of the type, or what p and ds are multiples of */
 };
 
-CK_UNWATCHED static long double dot(const double *a, const double *b, int64_t n,
-                                    long double *size) {
+CK_UNWATCHED static long double dot(const double *a, const double *b, int64_t n, double *size) {
   long double sum = 0;
-  *size = 0;
+  double total = 0;
   for (int64_t i = 0; i < n; i++) {
     sum += (long double)a[i] * b[i];
-    *size += fabsl((long double)a[i] * b[i]);
+    total += fabs(a[i] * b[i]);
   }
+  *size = total;
   return sum;
 }
 
@@ -108,7 +110,7 @@ CK_UNWATCHED static void softmax_row(struct head *h, int64_t i, double *lse, dou
   *lse = *lse_bound = 0;
   if (first >= end) return;
   for (int64_t j = first; j < end; j++) {
-    long double size = 0;
+    double size = 0;
     p[j] = c * dot(h->q + i * h->stride, h->k + j * h->stride, a->width, &size);
     e_s = fmaxl(e_s, ((long double)(a->width + 3) * u + 2 * (long double)h->r) * c * size);
     most = fmaxl(most, fabsl(p[j]));
@@ -128,20 +130,55 @@ CK_UNWATCHED static void head_forward(struct head *h) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
   for (int64_t i = 0; i < t; i++) {
     const int64_t at = (h->sample * a->heads + h->number) * t + i;
+    const int64_t first = first_seen(a, h->sample, i), end = end_seen(a, h->sample, i);
     softmax_row(h, i, &a->lse[at], &a->lse_bound[at]);
+    for (int64_t j = first; j < end; j++) {
+      h->weight[j] = h->p[i * t + j] * kept(a, h->sample, h->number, i, j);
+      h->size[j] = (double)h->weight[j];
+    }
+    const double error = (double)(2 * (h->p_error[i] + (long double)h->r + h->r_scores));
     for (int64_t e = 0; e < a->width; e++) {
-      long double sum = 0, size = 0, lost = 0;
-      for (int64_t j = first_seen(a, h->sample, i); j < end_seen(a, h->sample, i); j++) {
-        const long double p = h->p[i * t + j] * kept(a, h->sample, h->number, i, j);
-        sum += p * h->v[j * h->stride + e];
-        size += p * fabs(h->v[j * h->stride + e]);
-        lost += h->tiny * fabs(h->v[j * h->stride + e]);
+      long double sum = 0;
+      double size = 0, values = 0;
+      for (int64_t j = first; j < end; j++) {
+        const double v = h->v[j * h->stride + e];
+        sum += h->weight[j] * v;
+        size += h->size[j] * fabs(v);
+        values += fabs(v);
       }
       const int64_t to = (h->sample * t + i) * channels + h->number * a->width + e;
       a->out[to] = (double)sum;
-      const long double r = (long double)h->r + h->r_scores;
-      a->out_bound[to] = (double)(2 * (h->p_error[i] + r) * size + lost);
+      a->given[to] = ck_round(h->rig, a->out[to]);
+      a->out_bound[to] = error * size + h->tiny * values;
     }
+  }
+}
+
+/* What key j adds to the gradients of row i: ds, times c, with its bound, and the weight of v, whose
+ * relative error and least error these are. */
+struct share {
+  long double ds, weight;
+  double ds_bound, error, least;
+};
+
+CK_UNWATCHED static void add_share(const struct head *h, const struct share *s, int64_t i,
+                                   int64_t j) {
+  const struct attention *a = h->a;
+  const int64_t n = a->width, qi = h->q - a->qkv + i * h->stride, kj = j * h->stride;
+  const double *q = h->q + i * h->stride, *k = h->k + kj;
+  const double *dout = a->dout + ((h->sample * a->tokens + i) * a->heads + h->number) * n;
+  double *dq = a->dqkv + qi, *dk = a->dqkv + (h->k - a->qkv) + kj;
+  double *dv = a->dqkv + (h->v - a->qkv) + kj;
+  double *dq_bound = a->dqkv_bound + qi, *dk_bound = a->dqkv_bound + (h->k - a->qkv) + kj;
+  double *dv_bound = a->dqkv_bound + (h->v - a->qkv) + kj;
+  for (int64_t e = 0; e < n; e++) {
+    const double of_v = (double)(s->weight * dout[e]);
+    dq[e] += (double)(s->ds * k[e]);
+    dq_bound[e] += s->ds_bound * fabs(k[e]);
+    dk[e] += (double)(s->ds * q[e]);
+    dk_bound[e] += s->ds_bound * fabs(q[e]);
+    dv[e] += of_v;
+    dv_bound[e] += s->error * fabs(of_v) + s->least * fabs(dout[e]);
   }
 }
 
@@ -153,40 +190,32 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
   const long double terms = (long double)(t * (a->heads / a->kv_heads)); /* of dk and dv */
   const long double r_score = (long double)h->r + h->r_scores;
   const int64_t row = (h->sample * t + i) * channels + h->number * n;
-  const int64_t q0 = h->q - a->qkv, k0 = h->k - a->qkv, v0 = h->v - a->qkv;
-  double *d = a->dqkv, *bound = a->dqkv_bound;
-  long double d_size = 0;
+  const int64_t first = first_seen(a, h->sample, i), end = end_seen(a, h->sample, i);
+  double d_size = 0;
   const long double total = dot(a->dout + row, a->given + row, n, &d_size);
-  for (int64_t j = first_seen(a, h->sample, i); j < end_seen(a, h->sample, i); j++) {
+  for (int64_t j = first; j < end; j++) {
     const long double p = h->p[i * t + j], keep = kept(a, h->sample, h->number, i, j);
-    long double size = 0;
+    double size = 0;
     const long double dp = keep * dot(a->dout + row, h->v + j * h->stride, n, &size);
-    size *= keep;
+    size *= (double)keep;
     const long double ds = p * (dp - total);
     const long double error =
         h->tiny * (1 + fabsl(dp - total)) +
         p * (h->p_error[i] * fabsl(dp - total) +
              (long double)(n + 4) * u * (size + d_size) + r * size) +
         ((terms + 4) * u + r_score) * fabsl(ds);
-    for (int64_t e = 0; e < n; e++) {
-      const int64_t qi = i * h->stride + e, kj = j * h->stride + e;
-      const long double dv = keep * p * a->dout[row + e];
-      d[q0 + qi] += (double)(c * ds * h->k[kj]);
-      bound[q0 + qi] += (double)(2 * c * error * fabs(h->k[kj]));
-      d[k0 + kj] += (double)(c * ds * h->q[qi]);
-      bound[k0 + kj] += (double)(2 * c * error * fabs(h->q[qi]));
-      d[v0 + kj] += (double)dv;
-      bound[v0 + kj] +=
-          (double)(2 * fabsl(dv) * (h->p_error[i] + (terms + 3) * u + r_score)) +
-          (double)fmaxl(keep, 1) * h->tiny * fabs(a->dout[row + e]);
-    }
+    const struct share share = {
+        .ds = c * ds, .ds_bound = (double)(2 * c * error), .weight = keep * p,
+        .error = (double)(2 * (h->p_error[i] + (terms + 3) * u + r_score)),
+        .least = (double)fmaxl(keep, 1) * h->tiny};
+    add_share(h, &share, i, j);
   }
 }
 
 static void reference(const struct ck_rig *rig, const struct attention *a) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
   const size_t square = (size_t)(t * t) + 1;
-  struct head h = {.a = a, .u = rig->unit, .r = rig->operand};
+  struct head h = {.rig = rig, .a = a, .u = rig->unit, .r = rig->operand};
   ck_assign(h, .stride = channels + 2 * a->kv_heads * a->width, .r_scores = h.r,
             .tiny = rig->sum == EK_F32 ? 0x1p-126 : 0x1p-1022);
   if (ek_type_size(rig->type) == 2 && ck_on_gpu()) {
@@ -196,7 +225,9 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
   if (h.r_scores > 0) h.u *= 2;
   h.p = calloc(square, sizeof *h.p);
   h.p_error = calloc((size_t)t + 1, sizeof *h.p_error);
-  ck_assert(h.p != NULL && h.p_error != NULL);
+  h.weight = calloc((size_t)t + 1, sizeof *h.weight);
+  h.size = calloc((size_t)t + 1, sizeof *h.size);
+  ck_assert(h.p != NULL && h.p_error != NULL && h.weight != NULL && h.size != NULL);
   for (h.sample = 0; h.sample < a->batch; h.sample++) {
     for (h.number = 0; h.number < a->heads; h.number++) {
       ck_assign(h, .q = a->qkv + h.sample * t * h.stride + h.number * a->width,
@@ -204,12 +235,13 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
                      h.number / (a->heads / a->kv_heads) * a->width);
       h.v = h.k + a->kv_heads * a->width;
       head_forward(&h);
-      for (int64_t i = 0; i < a->batch * t * channels; i++) a->given[i] = ck_round(rig, a->out[i]);
       for (int64_t i = 0; i < t && a->dout != NULL; i++) row_backward(&h, i);
     }
   }
   free(h.p);
   free(h.p_error);
+  free(h.weight);
+  free(h.size);
 }
 
 /* Random numbers, without what is to come out. */
