@@ -154,8 +154,8 @@ CK_UNWATCHED static void head_forward(struct head *h) {
   }
 }
 
-/* What key j adds to the gradients of row i: ds, times c, with its bound, and the weight of v, whose
- * relative error and least error these are. */
+/* What key j adds to the gradients of row i: ds, times c, with its bound, and the weight of v, with
+ * its relative and its least error. */
 struct share {
   long double ds, weight;
   double ds_bound, error, least;

@@ -90,24 +90,27 @@ enum result { Y, DX, DWEIGHT };
 CK_UNWATCHED static void add_products(const struct sum_up *sum, const struct shape *s,
                                       const struct sizes *z, enum result result) {
   const int64_t in = z->weight[1], outs = s->out / s->is.groups, kh = z->weight[2];
-  const int64_t kw = z->weight[3];
+  const int64_t kw = z->weight[3], taps = kh * kw;
   for (int64_t pixel = 0; pixel < z->y[0] * z->y[1] * z->y[2]; pixel++) {
     const int64_t image = pixel / (z->y[1] * z->y[2]);
-    for (int64_t tap = 0; tap < kh * kw; tap++) {
+    for (int64_t tap = 0; tap < taps; tap++) {
       const int64_t i = pixel / z->y[2] % z->y[1] * s->is.stride[0] + tap / kw * s->is.dilation[0] -
                         s->is.padding[0];
       const int64_t j =
           pixel % z->y[2] * s->is.stride[1] + tap % kw * s->is.dilation[1] - s->is.padding[1];
       if (i < 0 || j < 0 || i >= s->x[1] || j >= s->x[2]) continue;
       const int64_t from = ((image * s->x[1] + i) * s->x[2] + j) * s->x[3];
-      for (int64_t o = 0; o < s->out; o++) {
+      for (int64_t o = 0; o < s->out; o++) { /* the first term, and the steps to the next */
+        const int64_t at[] = {pixel * s->out + o, from + o / outs * in, o * in * taps + tap};
+        const int64_t steps[] = {0, 1, taps};
+        const double *a = result == Y ? sum->x + at[1] : sum->y + at[0];
+        const double *b = result == DWEIGHT ? sum->x + at[1] : sum->weight + at[2];
+        const int64_t a_step = result == Y, b_step = result == DWEIGHT ? 1 : taps;
+        double *to = sum->to + at[result], *size = sum->size + at[result];
         for (int64_t c = 0; c < in; c++) {
-          const int64_t at[] = {pixel * s->out + o, from + o / outs * in + c,
-                                (o * in + c) * kh * kw + tap};
-          const double a = result == Y ? sum->x[at[1]] : sum->y[at[0]];
-          const double b = result == DWEIGHT ? sum->x[at[1]] : sum->weight[at[2]];
-          sum->to[at[result]] += a * b;
-          sum->size[at[result]] += fabs(a * b);
+          const double term = a[c * a_step] * b[c * b_step];
+          to[c * steps[result]] += term;
+          size[c * steps[result]] += fabs(term);
         }
       }
     }

@@ -16,7 +16,8 @@ struct ck_product {
 
 /* Sums over the inner dimension, with signs and without; they are the same for every beta. */
 struct ck_inner {
-  long double sum, size;
+  long double sum;
+  double size;
 };
 
 /* m x n of them; the caller frees them. */
