@@ -86,6 +86,16 @@ struct sum_up { /* of the factors two are read */
 };
 enum result { Y, DX, DWEIGHT };
 
+CK_UNWATCHED static void add_to_one(double *to, double *size, const double *a, const double *b,
+                                    int64_t b_step, int64_t count) {
+  double sum = *to, total = *size;
+  for (int64_t c = 0; c < count; c++) {
+    sum += a[c] * b[c * b_step];
+    total += fabs(a[c] * b[c * b_step]);
+  }
+  *to = sum, *size = total;
+}
+
 /* Adds every product of the formula to the result that it is a term of. */
 CK_UNWATCHED static void add_products(const struct sum_up *sum, const struct shape *s,
                                       const struct sizes *z, enum result result) {
@@ -102,15 +112,18 @@ CK_UNWATCHED static void add_products(const struct sum_up *sum, const struct sha
       const int64_t from = ((image * s->x[1] + i) * s->x[2] + j) * s->x[3];
       for (int64_t o = 0; o < s->out; o++) { /* the first term, and the steps to the next */
         const int64_t at[] = {pixel * s->out + o, from + o / outs * in, o * in * taps + tap};
-        const int64_t steps[] = {0, 1, taps};
         const double *a = result == Y ? sum->x + at[1] : sum->y + at[0];
         const double *b = result == DWEIGHT ? sum->x + at[1] : sum->weight + at[2];
-        const int64_t a_step = result == Y, b_step = result == DWEIGHT ? 1 : taps;
+        const int64_t step = result == DX ? 1 : taps, b_step = result == DX ? taps : 1;
         double *to = sum->to + at[result], *size = sum->size + at[result];
+        if (result == Y) {
+          add_to_one(to, size, a, b, taps, in);
+          continue;
+        }
+        const double factor = *a;
         for (int64_t c = 0; c < in; c++) {
-          const double term = a[c * a_step] * b[c * b_step];
-          to[c * steps[result]] += term;
-          size[c * steps[result]] += fabs(term);
+          to[c * step] += factor * b[c * b_step];
+          size[c * step] += fabs(factor * b[c * b_step]);
         }
       }
     }

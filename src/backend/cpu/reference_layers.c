@@ -290,19 +290,55 @@ void ek__attention_backward_f64(const void *raw, int64_t begin, int64_t end) {
 
 #define BLOCK 64
 
-/* c += alpha a' b' for steps first .. last - 1 of k. */
+/* A row of c += factor b, in the order of the steps: four of them each time that c is read. */
+static void add_steps(double *c, int64_t n, const double *factor, const double *b, int64_t ldb,
+                      int64_t steps) {
+  int64_t p = 0;
+  for (; p + 4 <= steps; p += 4) {
+    const double *b0 = b + p * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+    const double f0 = factor[p], f1 = factor[p + 1], f2 = factor[p + 2], f3 = factor[p + 3];
+    for (int64_t j = 0; j < n; j++) c[j] = c[j] + f0 * b0[j] + f1 * b1[j] + f2 * b2[j] + f3 * b3[j];
+  }
+  for (; p < steps; p++) {
+    for (int64_t j = 0; j < n; j++) c[j] += factor[p] * b[p * ldb + j];
+  }
+}
+
+/* The same of b transposed: four columns of c beside each other. */
+static void add_steps_transposed(double *c, int64_t n, const double *factor, const double *b,
+                                 int64_t ldb, int64_t steps) {
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4) {
+    const double *b0 = b + j * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+    double c0 = c[j], c1 = c[j + 1], c2 = c[j + 2], c3 = c[j + 3];
+    for (int64_t p = 0; p < steps; p++) {
+      const double f = factor[p];
+      c0 += f * b0[p], c1 += f * b1[p], c2 += f * b2[p], c3 += f * b3[p];
+    }
+    c[j] = c0, c[j + 1] = c1, c[j + 2] = c2, c[j + 3] = c3;
+  }
+  for (; j < n; j++) {
+    double sum = c[j];
+    for (int64_t p = 0; p < steps; p++) sum += factor[p] * b[j * ldb + p];
+    c[j] = sum;
+  }
+}
+
+/* c += alpha a' b' for so many steps of k, from `first` on. */
 static void add_products(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t first,
-                         int64_t last) {
+                         int64_t steps) {
   const double *a = g->a, *b = g->b;
+  double factor[BLOCK];
   for (int64_t i = begin; i < end; i++) {
     double *c = (double *)g->c + i * g->ldc;
-    for (int64_t p = first; p < last; p++) {
-      const double factor = g->alpha * (g->transpose_a ? a[p * g->lda + i] : a[i * g->lda + p]);
-      if (g->transpose_b) {
-        for (int64_t j = 0; j < g->n; j++) c[j] += factor * b[j * g->ldb + p];
-      } else {
-        for (int64_t j = 0; j < g->n; j++) c[j] += factor * b[p * g->ldb + j];
-      }
+    for (int64_t p = 0; p < steps; p++) {
+      const int64_t k = first + p;
+      factor[p] = g->alpha * (g->transpose_a ? a[k * g->lda + i] : a[i * g->lda + k]);
+    }
+    if (g->transpose_b) {
+      add_steps_transposed(c, g->n, factor, b + first, g->ldb, steps);
+    } else {
+      add_steps(c, g->n, factor, b + first * g->ldb, g->ldb, steps);
     }
   }
 }
@@ -314,6 +350,6 @@ void ek__product_f64(const void *raw, int64_t begin, int64_t end) {
     for (int64_t j = 0; j < g->n; j++) c[j] = g->beta == 0.0 ? 0.0 : g->beta * c[j];
   }
   for (int64_t p = 0; p < g->k; p += BLOCK) {
-    add_products(g, begin, end, p, p + BLOCK < g->k ? p + BLOCK : g->k);
+    add_products(g, begin, end, p, BLOCK < g->k - p ? BLOCK : g->k - p);
   }
 }
