@@ -324,7 +324,7 @@ static void add_steps_transposed(double *c, int64_t n, const double *factor, con
   }
 }
 
-/* c += alpha a' b' for so many steps of k, from `first` on. */
+/* c += alpha a' b' for `steps` of k, from `first` on. */
 static void add_products(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t first,
                          int64_t steps) {
   const double *a = g->a, *b = g->b;
