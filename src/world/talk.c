@@ -24,8 +24,7 @@ enum { STOP = 1, WRITING = 2, RIDE = 8 };
 /* Lines that are compared are cut here; lists of one process are refused from here on. */
 enum { LONGEST_LINES = 1 << 20, LONGEST_LIST = 1 << 26 };
 
-/* The thread's last error is the last failure of the world. */
-static ek_status note_failure(ek_world *world, ek_status status) {
+ek_status ek__world_note(ek_world *world, ek_status status) {
   world->failed = world->count;
   world->failure = status;
   ek__error_keep(world->told);
@@ -35,16 +34,7 @@ static ek_status note_failure(ek_world *world, ek_status status) {
 /* The last conversation has failed in all processes, with the thread's last error. */
 static ek_status failed(ek_world *world, ek_status status) {
   world->agreed = world->count;
-  return note_failure(world, status);
-}
-
-/* Whether the thread's last error is that one, or says it in other words around it: these may have
- * cut off its end. Only this file writes such words: they name a process, or speak of all of them.
- * So an error of one process has them only if it forwards that one. */
-static bool is_told(const ek_world *world) {
-  char words[EK__MESSAGE_SIZE / 2];
-  (void)snprintf(words, sizeof words, "%.*s", (int)sizeof words - 1, world->told);
-  return strstr(ek_error_message(), words) != NULL;
+  return ek__world_note(world, status);
 }
 
 static ek_status valid(int64_t status) {
@@ -407,8 +397,7 @@ ek_status ek__world_compare(ek_world *world, int64_t number, bool *same) {
   return status;
 }
 
-/* Spends a conversation on the thread's last error, of a call that began at this moment. */
-static ek_status tell(ek_world *world, uint64_t began, ek_status status) {
+ek_status ek__world_spread(ek_world *world, uint64_t began, ek_status status) {
   char why[EK__MESSAGE_SIZE];
   (void)snprintf(why, sizeof why, "%s", ek_error_message());
   const struct ek__topic topic = {.kind = EK__TOPIC_FAILURE,
@@ -419,110 +408,6 @@ static ek_status tell(ek_world *world, uint64_t began, ek_status status) {
   const ek_status agreed = talk(world, &topic, why);
   ek__world_unlock(world);
   return agreed;
-}
-
-/* ---- calls ---- */
-
-/* Moments: conversations, and in the lower bits calls since the last one. */
-enum { CALLS = 16 };
-
-static uint64_t moment_of(const ek_world *world) {
-  const uint64_t most = (UINT64_C(1) << CALLS) - 1;
-  return world->count << CALLS | (world->calls < most ? world->calls : most);
-}
-
-/* Whether a conversation since then has ended in an error. */
-static bool failed_since(const ek_world *world, uint64_t began) {
-  return world->failed > began >> CALLS;
-}
-
-static uint64_t begin(ek_world *world, uint64_t calls) {
-  if (world == NULL) return 0;
-  ek__world_lock(world);
-  world->depth++;
-  world->calls += calls;
-  const uint64_t moment = moment_of(world);
-  ek__world_unlock(world);
-  return moment;
-}
-
-uint64_t ek__world_begin(ek_world *world) { return begin(world, 1); }
-
-uint64_t ek__world_begin_alone(ek_world *world) { return begin(world, 0); }
-
-void ek__world_join(ek_world *world, struct ek__recovery *recovery) {
-  struct ek__recovery **end = &world->recoveries;
-  ek__world_lock(world);
-  while (*end != NULL) end = &(*end)->next;
-  *end = recovery;
-  recovery->next = NULL;
-  ek__world_unlock(world);
-}
-
-void ek__world_quit(ek_world *world, const struct ek__recovery *recovery) {
-  struct ek__recovery **link = &world->recoveries;
-  ek__world_lock(world);
-  while (*link != NULL && *link != recovery) link = &(*link)->next;
-  if (*link != NULL) *link = recovery->next;
-  ek__world_unlock(world);
-}
-
-/* A call has ended. What a broken world has left is cleaned up too. */
-static void leave(ek_world *world, ek_status status) {
-  char kept[EK__MESSAGE_SIZE];
-  ek__error_keep(kept);
-  const bool broken = status != EK_OK && ek__world_check(world) != EK_OK;
-  ek__world_lock(world);
-  const bool recovers = --world->depth == 0 && (world->agreed > world->recovered || broken);
-  if (recovers) world->recovered = world->agreed;
-  struct ek__recovery *recovery = recovers ? world->recoveries : NULL;
-  ek__world_unlock(world);
-  for (; recovery != NULL; recovery = recovery->next) recovery->recover(recovery);
-  (void)ek_error_set(status, "%s", kept);
-}
-
-static ek_status end(ek_world *world, uint64_t began, ek_status status) {
-  char kept[EK__MESSAGE_SIZE];
-  ek__error_keep(kept);
-  ek__world_lock(world);
-  const bool parted = world->count >= world->parted;
-  const bool told = parted || (failed_since(world, began) && is_told(world));
-  if (parted) { /* for the calls around this one */
-    if (!failed_since(world, began)) ek__world_warn(world, began, true);
-    (void)note_failure(world, status);
-  }
-  ek__world_unlock(world);
-  if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);
-  return tell(world, began, status);
-}
-
-ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
-  if (world == NULL) return status;
-  if (status != EK_OK) status = end(world, began, status);
-  leave(world, status);
-  return status;
-}
-
-ek_status ek__world_end_job(ek_world *world, uint64_t began, ek_status status) {
-  if (world == NULL || status == EK_OK) return ek__world_end(world, began, status);
-  ek__world_lock(world);
-  if (failed_since(world, began) && world->count < world->parted) {
-    status = ek_error_set(world->failure, "%s", world->told);
-  }
-  ek__world_unlock(world);
-  return ek__world_end(world, began, status);
-}
-
-void ek__world_part(ek_world *world, size_t conversations) {
-  ek__world_lock(world);
-  if (world != NULL) world->parted = world->count + conversations;
-  ek__world_unlock(world);
-}
-
-void ek__world_rejoin(ek_world *world) {
-  ek__world_lock(world);
-  if (world != NULL) world->parted = UINT64_MAX;
-  ek__world_unlock(world);
 }
 
 /* ---- the same lines everywhere ---- */
@@ -551,7 +436,7 @@ static ek_status compare_lines(ek_world *world, const char *doing, const char *l
   if (status == EK_OK && world->process != 0 && strcmp(lines, theirs) != 0) {
     status = first_difference(doing, lines, theirs);
     ek__free(theirs);
-    return tell(world, world->count, status);
+    return ek__world_spread(world, world->count, status);
   }
   ek__free(theirs);
   return status == EK_OK ? ek__world_agree(world, doing, 0) : status;

@@ -189,27 +189,6 @@ ek_status ek__world_look(ek_world *world) {
   return status;
 }
 
-/* A process may fail in a later call, or after the last conversation that brings an error of this
- * one (ek__world_part). */
-ek_status ek__world_doomed(ek_world *world, uint64_t began) {
-  if (world == NULL || pthread_mutex_trylock(&world->talking) != 0) return EK_OK;
-  const bool fails = world->failing == world->count + 1 && world->failing_began <= began &&
-                     world->count < world->parted;
-  const bool torn = world->torn > world->agreed && world->torn_began <= began;
-  const bool doomed = fails || torn;
-  pthread_mutex_unlock(&world->talking);
-  return doomed ? ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed") : EK_OK;
-}
-
-bool ek__world_misses(ek_world *world) {
-  if (ek__world_look(world) != EK_OK || ek__world_doomed(world, UINT64_MAX) != EK_OK) return true;
-  if (pthread_mutex_trylock(&world->talking) != 0) return false;
-  bool left = false;
-  for (size_t p = 0; p < world->processes; p++) left = left || world->peers[p].left;
-  pthread_mutex_unlock(&world->talking);
-  return left;
-}
-
 void ek__world_warn(ek_world *world, uint64_t began, bool torn) {
   const struct notice notice = {
       .kind = torn ? TORN : FAILING, .number = world->count, .began = began};

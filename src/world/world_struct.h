@@ -1,5 +1,5 @@
 /*
- * world_struct.h - what a world has; for world.c, talk.c and waiting.c.
+ * world_struct.h - what a world has; for world.c, calls.c, talk.c and waiting.c.
  */
 #ifndef EK_WORLD_STRUCT_H
 #define EK_WORLD_STRUCT_H
@@ -85,6 +85,12 @@ struct ek_world {
   atomic_bool stop;                 /* everywhere */
   _Atomic uint64_t busy;            /* of this process, in nanoseconds */
 };
+
+/* The thread's last error is the last failure of the world. */
+ek_status ek__world_note(ek_world *world, ek_status status);
+
+/* Spends a conversation on the thread's last error, of a call that began at this moment. */
+ek_status ek__world_spread(ek_world *world, uint64_t began, ek_status status);
 
 /* "process 1 on node7 (pid 4711)"; `size` 160 has room for any. Returns `text`. */
 const char *ek__world_name(char *text, size_t size, const ek_world *world, size_t process);
