@@ -55,18 +55,22 @@ struct ek__collective {
 /* The most that a link takes together. */
 enum { EK__COLLECTIVES_TOGETHER = 16 };
 
-/* Where a group's devices are among the ranks of all processes, and how these agree on something
- * before they can reach each other. */
-struct ek__members {
-  size_t first_rank, world;
-  /* NULL: there is one process. Every process gets the bytes of the one that has rank 0. Called in
-   * the same order in all of them, on no worker. */
-  ek_status (*share)(void *context, void *bytes, size_t count);
-  /* The same, of a number: *same: all processes have the same. */
-  ek_status (*compare)(void *context, int64_t number, bool *same);
+/* How the processes of a group agree on something before their devices can reach each other. */
+struct ek__agreeing {
+  /* Every process gets the bytes of the one that has rank 0. This and the next are called in the
+   * same order in all of them, on no worker. */
+  ek_status (*share)(ek_world *world, void *bytes, size_t count);
+  /* *same: all processes have the same number. */
+  ek_status (*compare)(ek_world *world, int64_t number, bool *same);
   /* Whether some process has said that it fails, or is gone: it may not come. From any thread. */
-  bool (*misses)(void *context);
-  void *context;
+  bool (*misses)(ek_world *world);
+};
+
+/* Where a group's devices are among the ranks of all processes. */
+struct ek__members {
+  size_t first_rank, ranks;
+  ek_world *world; /* NULL: there is one process */
+  const struct ek__agreeing *agreeing;
 };
 
 /* Which devices are ranks of a communicator: those of roots, offsets and sums. */

@@ -103,15 +103,9 @@ static void destroy(ek_group *group) {
   ek__free(group);
 }
 
-static ek_status share(void *world, void *bytes, size_t count) {
-  return ek__world_share(world, bytes, count);
-}
-
-static ek_status compare(void *world, int64_t number, bool *same) {
-  return ek__world_compare(world, number, same);
-}
-
-static bool misses(void *world) { return ek__world_misses(world); }
+/* A backend may be a library of its own, which cannot call these by name. */
+static const struct ek__agreeing agreeing = {
+    .share = ek__world_share, .compare = ek__world_compare, .misses = ek__world_misses};
 
 static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
                             const ek_group_options *options) {
@@ -128,11 +122,9 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   EK_TRY(take_ranks(group, options));
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   const struct ek__members members = {.first_rank = group->first_rank,
-                                      .world = group->world_size,
-                                      .share = group->place == NULL ? NULL : share,
-                                      .compare = compare,
-                                      .misses = misses,
-                                      .context = ek__place_world(group->place)};
+                                      .ranks = group->world_size,
+                                      .world = ek__place_world(group->place),
+                                      .agreeing = &agreeing};
   if (backend->group_open != NULL) {
     EK_TRY(backend->group_open(&group->native, spec, options, &members));
   }

@@ -65,7 +65,7 @@ static ek_status too_long(const struct ek__cuda_clique *clique, size_t rank, con
 /* Whether processes that this one meets, to open or to close, may not come. */
 static bool others_fail(const struct ek__cuda_clique *clique) {
   const struct ek__members *members = &clique->group->members;
-  return clique->meets && members->share != NULL && members->misses(members->context);
+  return clique->meets && members->world != NULL && members->agreeing->misses(members->world);
 }
 
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
@@ -260,9 +260,9 @@ static ek_status make_id(ncclUniqueId *id, const struct ek__cuda_clique *clique)
     int32_t result;
   } made = {.result = (int32_t)ncclSuccess};
   const struct ek__members *members = &clique->group->members;
-  const bool own = clique->reach == EK__REACH_PROCESS || members->share == NULL;
+  const bool own = clique->reach == EK__REACH_PROCESS || members->world == NULL;
   if (own || members->first_rank == 0) made.result = (int32_t)ek__nccl.GetUniqueId(&made.id);
-  if (!own) EK_TRY(members->share(members->context, &made, sizeof made));
+  if (!own) EK_TRY(members->agreeing->share(members->world, &made, sizeof made));
   *id = made.id;
   if (made.result == (int32_t)ncclSuccess) return EK_OK;
   return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
@@ -359,9 +359,9 @@ static bool torn_anywhere(struct ek__cuda_clique *clique) {
   const struct ek__members *members = &clique->group->members;
   const bool here = torn(clique);
   bool same = false;
-  if (members->share == NULL || clique->reach == EK__REACH_PROCESS) return here;
+  if (members->world == NULL || clique->reach == EK__REACH_PROCESS) return here;
   const int64_t queued = here ? -1 : (int64_t)atomic_load(&clique->members[0].queued);
-  return members->compare(members->context, queued, &same) != EK_OK || !same || here;
+  return members->agreeing->compare(members->world, queued, &same) != EK_OK || !same || here;
 }
 
 bool ek__cuda_clique_renew(struct ek__cuda_clique *clique) {
@@ -383,7 +383,7 @@ void ek__cuda_clique_close(struct ek__cuda_clique *clique) {
   detach(clique);
   clique->meets = true;
   /* What the members of other processes have queued is not known. */
-  const bool unsure = clique->group->members.share != NULL && atomic_load(&clique->aborted);
+  const bool unsure = clique->group->members.world != NULL && atomic_load(&clique->aborted);
   if (unsure || torn(clique) || ek__cuda_on_all_ranks(clique, leave_rank, NULL) != EK_OK) {
     ek__cuda_clique_abort(clique);
   }

@@ -52,7 +52,7 @@ static inline const struct ek__cuda_device *ek__cuda_clique_device(
 static inline size_t ek__cuda_clique_ranks(const struct ek__cuda_clique *clique) {
   const struct ek__cuda_group *group = clique->group;
   if (clique->reach == EK__REACH_PROCESS) return group->count;
-  return group->members.world / (clique->reach == EK__REACH_SHARES ? group->count : 1);
+  return group->members.ranks / (clique->reach == EK__REACH_SHARES ? group->count : 1);
 }
 
 /* The rank that device `index` has in its communicator. */

@@ -108,7 +108,7 @@ static ek_status choose_by_name(struct ek__cuda_group *group, const char *name) 
 /* NCCL takes a GPU once; else, and for a fixed order of sums, the devices read each other's memory.
  */
 static ek_status choose_communicator(struct ek__cuda_group *group) {
-  if (group->members.share != NULL) return choose_between_processes(group);
+  if (group->members.world != NULL) return choose_between_processes(group);
   const char *name = getenv("EVENKEEL_CUDA_LINK");
   if (name != NULL && *name != '\0') return choose_by_name(group, name);
   if (group->gpu_count == 1) return EK_OK;
@@ -167,7 +167,7 @@ static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
   ek__cuda_gate_open();
   EK_TRY(status);
   /* Other processes are not waited for with the gate closed. */
-  const bool gated = group->members.share == NULL;
+  const bool gated = group->members.world == NULL;
   if (gated) ek__cuda_gate_close(group->time_limit);
   const ek_status linked = prepare_link(group, capacity);
   if (gated) ek__cuda_gate_open();
@@ -245,7 +245,7 @@ static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
 
 void ek__cuda_group_close(void *native) {
   struct ek__cuda_group *group = native;
-  const bool gated = group->members.share == NULL;
+  const bool gated = group->members.world == NULL;
   if (gated) ek__cuda_gate_close(group->time_limit);
   ek__cuda_nccl_end(group);
   if (gated) ek__cuda_gate_open();

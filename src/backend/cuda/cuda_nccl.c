@@ -267,7 +267,7 @@ static ek_status clique_open(void **self, void *raw, enum ek__reach reach) {
   struct ek__cuda_clique *clique = reach == EK__REACH_WORLD ? take_spare(group) : NULL;
   const int before = ek__cuda_current();
   /* NCCL allocates. Other processes are not waited for with the gate closed. */
-  const bool gated = clique == NULL && group->members.share == NULL;
+  const bool gated = clique == NULL && group->members.world == NULL;
   ek_status status = EK_OK;
   if (gated) ek__cuda_gate_close(group->time_limit);
   if (reach == EK__REACH_SHARES) {
@@ -297,7 +297,7 @@ static bool clique_renew(void *self) {
 
 static void close_one(struct ek__cuda_clique *clique) {
   const struct ek__cuda_group *group = clique->group;
-  const bool gated = group->members.share == NULL;
+  const bool gated = group->members.world == NULL;
   ek__cuda_gate_forget(clique); /* no worker runs: ranks that a failure left behind do not come */
   if (gated) ek__cuda_gate_close(group->time_limit);
   ek__cuda_clique_close(clique);

@@ -66,7 +66,7 @@ static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStrea
     /* Also where nothing is left to wait for: what was stuck has been ended, not done. */
     EK_TRY(ek__cuda_check_stuck(device->group));
     if (error == cudaSuccess) return EK_OK;
-    const bool ends = peers || device->group->members.share != NULL;
+    const bool ends = peers || device->group->members.world != NULL;
     if (ends && ek__cuda_nccl_aborted(device->group)) return ek__cuda_given_up();
     ek__cuda_call_goes_on(&device->group->devices[device->index]);
     if (asked == 0) since = ek__cuda_now();

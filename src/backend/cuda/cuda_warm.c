@@ -477,7 +477,7 @@ ek_status ek__cuda_warm(struct ek__cuda_group *group) {
 
 ek_status ek__cuda_warm_link(struct ek__cuda_group *group) {
   /* Nothing of this process may wait for other processes with its lock. */
-  const bool alone = group->members.share == NULL;
+  const bool alone = group->members.world == NULL;
   ek_status status = EK_OK;
   if (group->nccl) {
     if (alone) pthread_mutex_lock(&known_mutex);
