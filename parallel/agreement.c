@@ -112,10 +112,9 @@ static const char memory_of[] = "a data-parallel optimizer";
 
 ek_status ek__told_open(struct ek__told *told, const ek_data_parallel_model *model) {
   const size_t ranks = ek__group_world_size(model->run.group);
-  const size_t leaves = model->run.reduction->leaves(model);
   ek_world *world = ek__model_world(model);
   if (world == NULL) return EK_OK;
-  EK_TRY(ek__new(&told->numbers, leaves > ranks ? leaves : ranks,
+  EK_TRY(ek__new(&told->numbers, ranks * model->run.reduction->most(model),
                  (TOTALS + 1) * sizeof *told->numbers, memory_of));
   return ek__new(&told->ends, ek_world_processes(world), sizeof *told->ends, memory_of);
 }

@@ -112,11 +112,9 @@ struct ek__sums {
   ek_device *device;
   ek_replica *replica;
   ek_reduce_kind kind;
-  /* If a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket that the
-   * rank was lent, instead of a collective over the replica's buffer, and `settle`, which may be
-   * NULL, takes the sums of all buckets below `end`. NULL for a public reducer. */
+  /* If a model's replicas do not hold whole gradients (keeper.h): sums a bucket that the rank was
+   * lent, instead of a collective over the replica's buffer. NULL for a public reducer. */
   ek_status (*queue)(struct ek__rank *rank, size_t bucket);
-  ek_status (*settle)(struct ek__rank *rank, size_t end);
   /* The round: */
   uint32_t *waiting; /* per bucket: parameters that are not complete */
   size_t queued;     /* buckets queued so far */

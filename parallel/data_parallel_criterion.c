@@ -38,7 +38,7 @@ static ek_status open_one(void *context, struct ek__rank *rank) {
   const ek_data_parallel_model *model = self->model;
   const struct ek__reduction *reduction = model->run.reduction;
   struct ek__loss *loss = (struct ek__loss *)(uintptr_t)&self->loss;
-  const size_t leaves = reduction->leaves(model);
+  const size_t leaves = reduction->whole ? 1 : reduction->most(model) * model->run.cut.ranks;
   const int64_t terms = (int64_t)loss->terms;
   struct ek__loss_rank *own = NULL;
   EK_TRY(ek__new(&own, 1, sizeof *own, memory_of));

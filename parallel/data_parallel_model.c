@@ -122,8 +122,7 @@ static ek_status open_sums(const ek_data_parallel_model *model, struct ek__rank 
                                 .device = rank->device,
                                 .replica = rank->replica,
                                 .kind = ek__placement(model)->reduce,
-                                .queue = shares ? run->reduction->queue : NULL,
-                                .settle = shares ? run->reduction->settle : NULL};
+                                .queue = shares ? run->reduction->queue : NULL};
   EK_TRY(ek__new(&rank->rounds, count, sizeof *rank->rounds, memory_of));
   rank->sums = rank->rounds;
   rank->round_count = count;
@@ -136,8 +135,7 @@ static ek_status open_cut(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   const struct ek__placement *placement = ek__placement(model);
   const size_t ranks = ek_communicator_world_size(run->gathers);
-  const size_t pieces =
-      run->reduction->grains == NULL ? PIECES * ranks : run->reduction->grains(model);
+  const size_t pieces = run->reduction->whole ? PIECES * ranks : model->options.reproducible;
   EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
                           model->options.bucket_bytes, model->options.optimizer));
   const size_t most = run->reduction->most(model);
@@ -223,7 +221,7 @@ static ek_status open_model(ek_data_parallel_model **model, ek_group *group, ek_
     o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
   o.bucket_bytes = ek__bucket_bytes(o.bucket_bytes, ek_group_device(group, 0));
   const struct ek__reduction *reduction = ek__reduction_of(&o);
-  if (reduction->grains != NULL) EK_TRY(check_grains(&o, group));
+  if (!reduction->whole) EK_TRY(check_grains(&o, group));
   ek_data_parallel_model *result = NULL;
   ek_input_scaling *scalings = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));

@@ -38,7 +38,7 @@ struct ek__keeper {
 void ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers);
 void ek__keeper_close(struct ek__rank *rank);
 
-/* struct ek__sums.queue and .settle of the reduction `sum`: queue the sum of a bucket, zeros if
+/* Of the reduction `sum`, the first as struct ek__sums.queue: queue the sum of a bucket, zeros if
  * nothing has used it; and add the sums of all buckets below `end` to the rank's shares and free
  * these buckets. If values are gathered, the sum of a bucket other than the last is held until a
  * node has been entered: a gather that begins there is one call of a link with it. */

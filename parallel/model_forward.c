@@ -197,7 +197,7 @@ static ek_status find_place(struct ek__forward *job) {
  * of all processes. */
 static ek_status cut_grains(ek_scatter_options *scatter, const struct ek__forward *job) {
   const struct ek__ranks *run = &job->model->run;
-  const int64_t grains = (int64_t)run->reduction->grains(job->model);
+  const int64_t grains = (int64_t)job->model->options.reproducible;
   const size_t first = run->ranks[0].number, last = first + run->count;
   EK__FAIL_IF(job->options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
               "forward: a reproducible model cuts its batches itself: options.scatter must be "
@@ -215,7 +215,7 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_shards *cut) {
   struct ek__given *inputs = &job->inputs;
   ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
   const ek_scatter_options *scatter = job->options->scatter;
-  if (model->run.reduction->grains != NULL && cut == NULL) {
+  if (!model->run.reduction->whole && cut == NULL) {
     EK_TRY(cut_grains(&grains, job));
     scatter = &grains;
   }

@@ -84,8 +84,7 @@ ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t
 
 ek_status ek__sums_finish(struct ek__sums *sums, struct ek__rank *rank) {
   for (; sums->queued < sums->cut->trained; sums->queued++) EK_TRY(queue_bucket(sums, rank));
-  EK_TRY(ek_communicator_wait(sums->communicator, sums->device));
-  return sums->settle == NULL ? EK_OK : sums->settle(rank, sums->cut->trained);
+  return ek_communicator_wait(sums->communicator, sums->device);
 }
 
 struct ek__span ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind,

@@ -36,18 +36,16 @@ struct ek__backward {
 
 struct ek__reduction {
   /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
-   * and may overwrite the outputs. */
+   * and may overwrite the outputs. Else batches are cut into options.reproducible grains. */
   bool whole;
-  /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; and whether shards are cut
-   * so, the inputs of a `forward` or the outputs that a loss is given. They are samples of `all`,
-   * with `before` in the processes before this one. */
-  size_t (*grains)(const ek_data_parallel_model *model);
+  /* NULL, or whether shards are cut so (EK_SCATTER_GRAINS), the inputs of a `forward` or the outputs
+   * that a loss is given. They are samples of `all`, with `before` in the processes before this
+   * one. */
   ek_status (*check_cut)(const char *who, const ek_data_parallel_model *model,
                          const ek_shards *shards, int64_t before, int64_t all, bool forward);
 
-  /* Most pieces of a rank; and of all ranks, those that have totals of their own. */
+  /* Most pieces of a rank. */
   size_t (*most)(const ek_data_parallel_model *model);
-  size_t (*leaves)(const ek_data_parallel_model *model);
   /* The pieces of a rank, after the model's thread has cut `samples` (ek_shards.samples);
    * `forward`: of the model's own forward, not of a loss, whose outputs may be on one device. */
   void (*pieces)(struct ek__pieces *pieces, const ek_data_parallel_model *model,
@@ -61,7 +59,6 @@ struct ek__reduction {
   void (*close)(struct ek__rank *rank);
   /* Of struct ek__sums, where gradients are shares. */
   ek_status (*queue)(struct ek__rank *rank, size_t bucket);
-  ek_status (*settle)(struct ek__rank *rank, size_t end);
   /* Runs the pieces back, from the gradients of the rank's outputs, and adds up those of the
    * parameters: ek__rank_backward_piece() for each. */
   ek_status (*backward)(const struct ek__backward *job, struct ek__rank *rank,

@@ -49,7 +49,8 @@ static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
     ek_tensor flat = *ek_replica_gradients(rank->replica);
     EK_TRY(ek_op_zero(ek__rank_stream(rank), &flat));
   }
-  return rank->reducing ? ek__sums_finish(rank->sums, rank) : EK_OK;
+  if (rank->reducing) EK_TRY(ek__sums_finish(rank->sums, rank));
+  return shares ? ek__keeper_settle(rank, rank->sums->cut->trained) : EK_OK;
 }
 
 static ek_status rest(void *context, struct ek__rank *rank) {
@@ -96,11 +97,9 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
 
 const struct ek__reduction ek__reduction_sum = {.whole = true,
                                                 .most = one,
-                                                .leaves = one,
                                                 .pieces = pieces_of,
                                                 .piece = piece_of,
                                                 .queue = ek__keeper_reduce,
-                                                .settle = ek__keeper_settle,
                                                 .backward = backward,
                                                 .rest = rest,
                                                 .totals = sum_totals,

@@ -15,17 +15,13 @@
 
 /* ---- the cut ---- */
 
-size_t ek__grains_of_model(const ek_data_parallel_model *model) {
-  return model->options.reproducible;
-}
-
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples) {
-  const size_t grains = ek__grains_of_model(model);
+  const size_t grains = model->options.reproducible;
   return samples < (int64_t)grains ? (size_t)samples : grains;
 }
 
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used) {
-  const int64_t grains = (int64_t)ek__grains_of_model(model);
+  const int64_t grains = (int64_t)model->options.reproducible;
   size_t first = (size_t)ek__even_begin(grains, rank, model->run.cut.ranks);
   size_t last = (size_t)ek__even_begin(grains, rank + 1, model->run.cut.ranks);
   if (last > used) last = used;
@@ -34,7 +30,7 @@ struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank
 }
 
 size_t ek__grains_most(const ek_data_parallel_model *model) {
-  return (ek__grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
+  return (model->options.reproducible + model->run.cut.ranks - 1) / model->run.cut.ranks;
 }
 
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
@@ -44,7 +40,7 @@ size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
 
 /* The first sample of grain `number` of a batch. */
 static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int64_t samples) {
-  return ek__even_begin(samples, number, ek__grains_of_model(model));
+  return ek__even_begin(samples, number, model->options.reproducible);
 }
 
 static bool is_alone(const ek_data_parallel_model *model) {
@@ -58,7 +54,7 @@ int64_t ek__samples_of_all(const ek_data_parallel_model *model, const int64_t *s
 /* The samples of this process are those of its grains. */
 static ek_status check_place(const ek_data_parallel_model *model, int64_t samples, int64_t before,
                              int64_t all) {
-  const size_t grains = ek__grains_of_model(model), ranks = model->run.cut.ranks;
+  const size_t grains = model->options.reproducible, ranks = model->run.cut.ranks;
   const size_t first = model->run.ranks[0].number, last = first + model->run.count;
   const int64_t begin = ek__grains_begin(all, grains, first, ranks);
   const int64_t count = ek__grains_begin(all, grains, last, ranks) - begin;
@@ -84,7 +80,7 @@ static size_t grain_from(const ek_data_parallel_model *model, int64_t begin, int
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all, bool forward) {
   const int64_t *samples = shards->samples, own = samples[shards->count];
-  const size_t grains = ek__grains_of_model(model);
+  const size_t grains = model->options.reproducible;
   const bool any = !forward && is_alone(model);
   if (!any) EK_TRY(check_place(model, own, before, all));
   for (size_t k = 0; k < shards->count && !any; k++) {

@@ -75,7 +75,6 @@ ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__r
 
 /* ---- slots of struct ek__reduction ---- */
 
-size_t ek__grains_of_model(const ek_data_parallel_model *model);
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all, bool forward);
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,

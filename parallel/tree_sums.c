@@ -36,7 +36,6 @@ struct ek__tree {
   ek_tensor earlier;  /* of the step's earlier micro-batches, once there are any */
   ek_tensor exchange; /* the rows of all ranks, `chunk` elements of each; one rank: none */
   int64_t chunk;
-  int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
 
   /* Of a backward, in rounds where gradients are shares, else in one: */
   size_t leaves, round, rounds;
@@ -113,7 +112,6 @@ static void close_tree(struct ek__rank *rank) {
   ek_tensor_free(&own->slots);
   ek__free(own->blocks);
   ek__free(own->runs);
-  ek__free(own->offsets);
   ek__free(own);
   rank->tree = NULL;
 }
@@ -186,17 +184,18 @@ static ek_status gather(const struct ek__rank *rank, int64_t begin, int64_t coun
   const struct ek__tree *own = rank->tree;
   const struct ek__fold *mine = &own->runs[rank->number].brought;
   const size_t ranks = sums->cut->ranks;
+  int64_t offsets[EK__MAX_GRAINS + 1] = {0};
   for (size_t r = 0; r < ranks; r++) {
-    own->offsets[r + 1] = own->offsets[r] + (int64_t)own->runs[r].brought.depth * count;
+    offsets[r + 1] = offsets[r] + (int64_t)own->runs[r].brought.depth * count;
   }
   for (size_t i = 0; i < mine->depth; i++) {
-    const int64_t row = own->offsets[rank->number] + (int64_t)i * count;
+    const int64_t row = offsets[rank->number] + (int64_t)i * count;
     ek_tensor to = ek__flat_range(&own->exchange, row, count);
     const ek_tensor from = ek__flat_range(mine->rows[i].flat, mine->rows[i].first + begin, count);
     EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
   }
-  ek_tensor rows = ek__flat_range(&own->exchange, 0, own->offsets[ranks]);
-  EK_TRY(ek_communicator_all_gather(sums->communicator, sums->device, &rows, own->offsets));
+  ek_tensor rows = ek__flat_range(&own->exchange, 0, offsets[ranks]);
+  EK_TRY(ek_communicator_all_gather(sums->communicator, sums->device, &rows, offsets));
   return ek__communicator_wait_for(sums->communicator, sums->device,
                                    ek__communicator_started(sums->communicator, sums->device));
 }
@@ -406,7 +405,6 @@ static ek_status open_blocks(const ek_data_parallel_model *model, struct ek__ran
 static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank) {
   EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
   const size_t ranks = model->run.cut.ranks;
-  EK_TRY(ek__new(&rank->tree->offsets, ranks + 1, sizeof *rank->tree->offsets, memory_of));
   EK_TRY(ek__new(&rank->tree->runs, ranks, sizeof *rank->tree->runs, memory_of));
   if (model->run.inner != NULL) EK_TRY(ek__lockstep_open(model, rank));
   return ek__placement(model)->gradient_shares ? open_shares(model, rank)
@@ -508,14 +506,8 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
 
 /* ---- the reduction ---- */
 
-static size_t leaves_of(const ek_data_parallel_model *model) {
-  return ek__grains_most(model) * model->run.cut.ranks;
-}
-
-const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
-                                                 .check_cut = ek__grains_check_cut,
+const struct ek__reduction ek__reduction_tree = {.check_cut = ek__grains_check_cut,
                                                  .most = ek__grains_most,
-                                                 .leaves = leaves_of,
                                                  .pieces = ek__grains_pieces,
                                                  .piece = ek__grains_piece,
                                                  .open = open_tree,

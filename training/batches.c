@@ -98,11 +98,11 @@ ek_status ek__batch_cuts_make(struct ek__batch_cuts *cuts, const ek_data_paralle
                               int64_t samples, int64_t count) {
   *cuts = (struct ek__batch_cuts){.samples = samples, .count = count};
   ek_world *world = ek__model_world(model);
-  if (world == NULL || model->run.reduction->grains == NULL) return EK_OK;
+  if (world == NULL || model->run.reduction->whole) return EK_OK;
   int64_t all = samples;
   EK_TRY(ek__world_sum(world, model->step.taken, &all, 1, NULL));
   cuts->group = model->run.group;
-  cuts->grains = model->run.reduction->grains(model);
+  cuts->grains = model->options.reproducible;
   cuts->all = all;
   const int64_t own = part_begin(cuts, count);
   EK__FAIL_IF(
@@ -185,9 +185,9 @@ static ek_status put_rows(void *context, ek_device *device, size_t index) {
 static ek_status lay_rows(ek_shards *whole, const ek_data_parallel_model *model, int64_t samples,
                           int64_t per_sample, bool predicted) {
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  if (model->run.reduction->grains != NULL) {
+  if (!model->run.reduction->whole) {
     options.kind = EK_SCATTER_GRAINS;
-    options.grains = model->run.reduction->grains(model);
+    options.grains = model->options.reproducible;
   }
   EK_TRY(ek_shards_create(whole, model->run.group));
   EK_TRY(ek_scatter_offsets(whole->samples, samples, whole->count, &options));

@@ -92,7 +92,7 @@ static ek_status open_group(ek_group **group, const char *devices,
                             const struct trainer_options *o) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   EK_TRY(ek__options_read(&options, sizeof options, o->own.group_options, "ek_group_options"));
-  if (ek__reduction_of(&o->model)->grains != NULL) options.deterministic = true;
+  if (!ek__reduction_of(&o->model)->whole) options.deterministic = true;
   if (o->own.world != NULL) options.world = o->own.world;
   return ek_group_open(group, devices, &options);
 }
