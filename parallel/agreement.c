@@ -199,13 +199,18 @@ static void say_update(char *text, size_t size, const int64_t *words) {
                  with[words[1] & 3]);
 }
 
+/* late: with totals. */
+static struct ek__topic topic_of(const ek_data_parallel_model *model, bool late, bool norm) {
+  return (struct ek__topic){.kind = EK__TOPIC_AGREE,
+                            .doing = "in an optimizer step",
+                            .say = say_update,
+                            .same = 2,
+                            .words = {model->step.taken, late + 2 * norm}};
+}
+
 ek_status ek__norm_agree(const ek_data_parallel_model *model, bool norm) {
   const struct ek__update *update = model->update;
-  const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
-                                  .doing = "in an optimizer step",
-                                  .say = say_update,
-                                  .same = 2,
-                                  .words = {model->step.taken, 2 * norm}};
+  const struct ek__topic topic = topic_of(model, false, norm);
   const bool choice = update->norm && !ek__update_takes_norm(update, false);
   if (!choice || model->run.totals_ride) return EK_OK;
   return ek__world_talk(ek__model_world(model), &topic, NULL);
@@ -216,12 +221,7 @@ static ek_status tell(struct ek__numbers *numbers, const struct telling *telling
   const struct ek__told *told = &model->update->told;
   ek_world *world = ek__model_world(model);
   const size_t last = ek_world_processes(world) - 1;
-  const struct ek__topic topic = {
-      .kind = EK__TOPIC_AGREE,
-      .doing = "in an optimizer step",
-      .say = say_update,
-      .same = 2,
-      .words = {model->step.taken, (telling->late != NULL) + 2 * telling->norm}};
+  const struct ek__topic topic = topic_of(model, telling->late != NULL, telling->norm);
   for (size_t p = 0; p <= last; p++) {
     told->ends[p] = leaves_until(telling, p) * telling->width * sizeof *told->numbers;
   }

@@ -325,15 +325,11 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
 
 /* ---- the loss ---- */
 
-/* Of all ranks. */
-static const struct ek__loss_rank *first_of(const ek_data_parallel_criterion *self) {
-  return ek__loss_of(&self->model->run.ranks[0], &self->loss);
-}
-
 ek_status ek__criterion_add_totals(double *totals, const ek_data_parallel_criterion *self) {
+  const struct ek__loss_rank *first = ek__loss_of(&self->model->run.ranks[0], &self->loss);
   double read[2 * EK_MAX_TERMS];
   for (size_t i = 0; i < 2 * self->loss.terms; i++) read[i] = NAN; /* of `plan` devices */
-  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->loss.terms, &first_of(self)->totals.sum));
+  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->loss.terms, &first->totals.sum));
   for (size_t i = 0; i < 2 * self->loss.terms; i++) totals[i] += read[i];
   return EK_OK;
 }

@@ -274,7 +274,6 @@ static void free_replicas(struct ek__ranks *run) {
 void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   if (model == NULL) return;
   struct ek__ranks *run = &model->run;
-  if (run->ranks == NULL) run->count = 0;
   ek__model_drop_forward(model);
   EK__EACH_RANK(rank, run) {
     if (run->reduction->close != NULL) run->reduction->close(rank);

@@ -152,11 +152,10 @@ static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update
   return ek_op_convert(stream, copy, update->parameters);
 }
 
-/* The elements of a range, from `first` on of a flat buffer; of a parameter that is taken whole in
- * its shape. */
-static ek_tensor view(const ek_tensor *flat, int64_t first, int64_t count,
+/* The elements of a span, as ek__span_range(); of a parameter that is taken whole in its shape. */
+static ek_tensor view(const ek_tensor *flat, struct ek__span span, bool packed,
                       const ek_optimizer_parameter *whole) {
-  ek_tensor tensor = ek__flat_range(flat, first, count);
+  ek_tensor tensor = ek__span_range(flat, span, packed);
   if (whole == NULL) return tensor;
   tensor.rank = whole->rank;
   memcpy(tensor.shape, whole->shape, sizeof tensor.shape);
@@ -179,15 +178,13 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   if (whole) parameter = ek__rule_parameter(replica, range->whole);
   update->whole = whole ? &parameter : NULL;
   update->workspace = whole && ek_tensor_exists(&workspace) ? &workspace : NULL;
-  ek_tensor parameters =
-      view(ek_replica_parameters(replica),
-           ek__model_shares_masters(model) ? span.place : span.first, span.count, update->whole);
+  ek_tensor parameters = view(ek_replica_parameters(replica), span,
+                              ek__model_shares_masters(model), update->whole);
   const ek_tensor gradients =
-      view(ek_replica_gradients(replica), placement->gradient_shares ? span.place : span.first,
-           span.count, update->whole);
+      view(ek_replica_gradients(replica), span, placement->gradient_shares, update->whole);
   for (size_t s = 0; s < model->update->state_count; s++) {
-    if (range->states[s] < 0) continue;
-    states[s] = view(&owner->states[s], range->states[s], span.count, update->whole);
+    const struct ek__span kept = {.first = range->states[s], .count = span.count};
+    if (kept.first >= 0) states[s] = view(&owner->states[s], kept, false, update->whole);
   }
   update->no_decay = group->no_decay;
   update->learning_rate = rate * group->rate_scale;
@@ -197,8 +194,7 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   update->states = states;
   const bool mixed = ek__replica_is_mixed(replica);
   if (mixed) {
-    copy = view(ek_replica_copies(replica), placement->parameter_shares ? span.place : span.first,
-                span.count, update->whole);
+    copy = view(ek_replica_copies(replica), span, placement->parameter_shares, update->whole);
   }
   const ek_status status =
       run_rule(model->update->optimizer, rank->device, update, mixed ? &copy : NULL);

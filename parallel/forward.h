@@ -101,8 +101,7 @@ static inline bool ek__loss_keeps_terms(const struct ek__loss *loss) {
 
 /* Whether a rank has rows of the outputs. */
 static inline bool ek__loss_has_rows(const ek_shards *outputs, size_t place) {
-  const ek_tensor *part = &outputs[0].parts[place];
-  return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
+  return ek__part_rows(&outputs[0].parts[place]) > 0;
 }
 
 /* EK_ERR_SHAPE unless all outputs have rows there, or none. */

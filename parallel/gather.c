@@ -11,19 +11,10 @@
 #include "device/types.h"
 #include "parallel_internal.h"
 
-/* Whether a part counts: it exists and has rows, or is a scalar. */
-static bool has_rows(const ek_tensor *part) {
-  return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
-}
-
-static int64_t rows_of(const ek_tensor *part) {
-  return !has_rows(part) ? 0 : part->rank == 0 ? 1 : part->shape[0];
-}
-
 /* The row of the whole at which a part begins. */
 static int64_t first_row(const ek_shards *shards, size_t index) {
   int64_t first = 0;
-  for (size_t i = 0; i < index; i++) first += rows_of(&shards->parts[i]);
+  for (size_t i = 0; i < index; i++) first += ek__part_rows(&shards->parts[i]);
   return first;
 }
 
@@ -41,7 +32,7 @@ static ek_status measure(ek_tensor *whole, const char *who, const ek_shards *sha
   for (size_t i = 0; i < shards->count; i++) {
     const ek_tensor *part = &shards->parts[i];
     if (any == NULL && ek_tensor_exists(part)) any = part;
-    if (!has_rows(part)) continue;
+    if (ek__part_rows(part) == 0) continue;
     if (model == NULL) model = part;
     EK__FAIL_IF(!fits(model, part), EK_ERR_SHAPE,
                 "%s: the part on %s has another type or other dimensions than the first", who,
@@ -64,9 +55,10 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
   (void)device;
   const struct gather_job *job = context;
   const ek_tensor *part = &job->shards->parts[index];
-  if (!has_rows(part)) return EK_OK;
+  const int64_t count = ek__part_rows(part);
+  if (count == 0) return EK_OK;
   ek_tensor rows = {0};
-  EK_TRY(ek_tensor_rows(&rows, job->whole, first_row(job->shards, index), rows_of(part)));
+  EK_TRY(ek_tensor_rows(&rows, job->whole, first_row(job->shards, index), count));
   const ek_status status = ek__tensor_copy_converted(&rows, part);
   ek_tensor_free(&rows);
   return status;
@@ -79,7 +71,7 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
 static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t device, int64_t rows,
                               ek_memory_category category) {
   ek_tensor *own = &shards->parts[device];
-  const int64_t own_rows = rows_of(own);
+  const int64_t own_rows = ek__part_rows(own);
   bool grown = false;
   if (own_rows == 0 || own->rank == 0 || first_row(shards, device) != 0) return EK_OK;
   EK_TRY(ek_tensor_grow(&grown, own, rows));

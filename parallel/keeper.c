@@ -129,7 +129,7 @@ ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {
     struct ek__lent *lent = &sums->lent[sums->settled];
     const struct ek__span own = ek__bucket_span(bucket, rank->share_number);
     ek_tensor sum = ek__flat_range(&lent->whole, own.first - bucket->first, own.count);
-    ek_tensor share = ek__flat_range(ek_replica_gradients(rank->replica), own.place, own.count);
+    ek_tensor share = ek__span_range(ek_replica_gradients(rank->replica), own, true);
     EK_TRY(ek__communicator_wait_for(sums->communicator, rank->device, lent->sum));
     EK_TRY(sums->more ? ek_op_add(ek__rank_stream(rank), &share, &share, &sum)
                       : ek_op_copy(ek__rank_stream(rank), &share, &sum));

@@ -16,8 +16,7 @@ static int64_t rows_before(const ek_data_parallel_model *model, size_t index, si
   int64_t rows = 0;
   for (size_t k = 0; k < count; k++) {
     const struct ek__rank *rank = &model->run.ranks[k];
-    if (rank->pieces.samples > 0)
-      rows += rank->outputs[index].rank == 0 ? 1 : rank->outputs[index].shape[0];
+    if (rank->pieces.samples > 0) rows += ek__part_rows(&rank->outputs[index]);
   }
   return rows;
 }

@@ -86,11 +86,6 @@ static inline bool ek__update_takes_norm(const struct ek__update *update, bool r
          update->loss_scale.kind != EK_LOSS_SCALE_NONE || (result && update->norm);
 }
 
-/* On rank 0's worker, when it has the totals of the step so far. */
-static inline ek_status ek__update_note(const struct ek__update *update, const ek_tensor *totals) {
-  return update == NULL ? EK_OK : ek__note_write(update->forward, totals);
-}
-
 /* Whether every worker updates a piece of rank 0's memory: all ranks are in one address space. */
 static inline bool ek__update_helps(const ek_data_parallel_model *model) {
   return ek__device_table(model->run.ranks[0].device)->shared_memory;

@@ -60,10 +60,8 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_tensor *like) {
   }
   for (size_t i = 0; i < output->count; i++) {
     ek_tensor *part = &output->parts[i];
-    if (!ek_tensor_exists(part)) {
-      EK_TRY(make_empty(output, i, model));
-    }
-    output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
+    if (!ek_tensor_exists(part)) EK_TRY(make_empty(output, i, model));
+    output->offsets[i + 1] = output->offsets[i] + ek__part_rows(part);
   }
   return EK_OK;
 }

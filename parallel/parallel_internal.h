@@ -116,6 +116,16 @@ struct ek__rank {
   struct ek__loss_rank *losses; /* of all criteria: forward.h */
 };
 
+/* Rows of a part of a tensor: a scalar is one, what does not exist has none. */
+static inline int64_t ek__part_rows(const ek_tensor *part) {
+  return !ek_tensor_exists(part) ? 0 : part->rank == 0 ? 1 : part->shape[0];
+}
+
+/* The elements of a span, of a buffer that has all, or (packed) a rank's shares end to end. */
+static inline ek_tensor ek__span_range(const ek_tensor *flat, struct ek__span span, bool packed) {
+  return ek__flat_range(flat, packed ? span.place : span.first, span.count);
+}
+
 static inline ek_stream *ek__rank_stream(const struct ek__rank *rank) {
   return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
 }

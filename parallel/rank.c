@@ -144,17 +144,9 @@ struct buffers {
 };
 
 static ek_status keep(ek_tensor *copy, const ek_tensor *flat) {
-  ek_stream *stream = ek_device_stream(flat->device, EK_STREAM_COMPUTE);
-  if (!ek_tensor_exists(copy)) {
-    EK_TRY(ek_tensor_create(copy, flat->device, EK_MEMORY_WORKSPACE, flat->type, flat->rank,
-                            flat->shape));
-  }
-  return ek_op_copy(stream, copy, flat);
-}
-
-static ek_status put_back(const ek_tensor *flat, const ek_tensor *copy) {
-  ek_tensor to = *flat;
-  return ek_op_copy(ek_device_stream(flat->device, EK_STREAM_COMPUTE), &to, copy);
+  EK_TRY(ek_tensor_create(copy, flat->device, EK_MEMORY_WORKSPACE, flat->type, flat->rank,
+                          flat->shape));
+  return ek_op_copy(ek_device_stream(flat->device, EK_STREAM_COMPUTE), copy, flat);
 }
 
 bool ek__forward_keeps_buffers(const struct ek__forward *job) {
@@ -164,9 +156,9 @@ bool ek__forward_keeps_buffers(const struct ek__forward *job) {
 
 static ek_status after_piece(struct buffers *buffers, const struct ek__rank *rank, size_t number) {
   if (!ek_tensor_exists(&buffers->before)) return EK_OK;
-  const ek_tensor *flat = ek_replica_buffers(rank->replica);
-  if (number == 0) EK_TRY(keep(&buffers->first, flat));
-  return put_back(flat, &buffers->before);
+  ek_tensor flat = *ek_replica_buffers(rank->replica);
+  if (number == 0) EK_TRY(keep(&buffers->first, &flat));
+  return ek_op_copy(ek__rank_stream(rank), &flat, &buffers->before);
 }
 
 static ek_status share_buffers(const struct buffers *buffers, const struct ek__forward *job,
@@ -174,7 +166,9 @@ static ek_status share_buffers(const struct buffers *buffers, const struct ek__f
   if (!ek__forward_keeps_buffers(job)) return EK_OK;
   ek_communicator *communicator = job->model->run.communicator;
   ek_tensor flat = *ek_replica_buffers(rank->replica);
-  if (ek_tensor_exists(&buffers->first)) EK_TRY(put_back(&flat, &buffers->first));
+  if (ek_tensor_exists(&buffers->first)) {
+    EK_TRY(ek_op_copy(ek__rank_stream(rank), &flat, &buffers->first));
+  }
   EK_TRY(ek_communicator_broadcast(communicator, rank->device, &flat, 0));
   return ek_communicator_wait(communicator, rank->device);
 }
@@ -405,7 +399,8 @@ ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek
 
 ek_status ek__rank_backward(const struct ek__backward *job, struct ek__rank *rank,
                             const ek_tensor *gradients, const ek_tensor *totals) {
+  const struct ek__update *update = job->model->update;
   EK_TRY(add_totals(job, rank, totals));
-  if (rank->place == 0) EK_TRY(ek__update_note(job->model->update, &rank->totals));
+  if (rank->place == 0 && update != NULL) EK_TRY(ek__note_write(update->forward, &rank->totals));
   return job->model->run.reduction->backward(job, rank, gradients);
 }

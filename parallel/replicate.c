@@ -88,7 +88,7 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
         ek__span_within(ek__bucket_span(&cut->list[cut->of[number]], own->share_number), p->offset,
                         p->offset + p->count);
     if (span.count == 0) continue;
-    ek_tensor values = ek__flat_range(ek_replica_parameters(replica), span.place, span.count);
+    ek_tensor values = ek__span_range(ek_replica_parameters(replica), span, true);
     EK_TRY(ek__initial_values(&values, p, span.first - p->offset, model->options.seed,
                               model->run.count));
   }
@@ -101,8 +101,8 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, const str
   const struct ek__buckets *cut = &model->run.cut;
   for (size_t b = 0; b < cut->count; b++) {
     const struct ek__span span = ek__bucket_span(&cut->list[b], own->share_number);
-    const ek_tensor master = ek__flat_range(ek_replica_parameters(replica), span.place, span.count);
-    ek_tensor copy = ek__flat_range(ek_replica_copies(replica), span.first, span.count);
+    const ek_tensor master = ek__span_range(ek_replica_parameters(replica), span, true);
+    ek_tensor copy = ek__span_range(ek_replica_copies(replica), span, false);
     EK_TRY(ek_op_convert(ek__rank_stream(own), &copy, &master));
   }
   return EK_OK;

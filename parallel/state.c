@@ -167,16 +167,15 @@ static ek_tensor like_of(const struct entry *entry) {
 
 static void describe(ek_state_info *info, const ek_data_parallel_model *model,
                      const struct entry *entry) {
-  const ek_state_placement state = model->options.state;
-  const bool sharded = entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master ||
-                       (entry->kind == EK_STATE_KIND_PARAMETER && ek__model_shares_masters(model));
-  *info = (ek_state_info){.kind = entry->kind,
-                          .placement = sharded ? state : EK_STATE_REPLICATED,
-                          .like = like_of(entry)};
+  *info = (ek_state_info){
+      .kind = entry->kind, .placement = EK_STATE_REPLICATED, .like = like_of(entry)};
   if (is_number(entry->kind)) {
-    info->placement = EK_STATE_REPLICATED;
     (void)snprintf(info->name, sizeof info->name, "%s", numbers[number_of(entry->kind)].name);
     return;
+  }
+  if (entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master ||
+      (entry->kind == EK_STATE_KIND_PARAMETER && ek__model_shares_masters(model))) {
+    info->placement = model->options.state;
   }
   if (entry->kind == EK_STATE_KIND_OPTIMIZER) {
     prefix_of(info->name, model->update->optimizer, entry->state);
@@ -207,11 +206,9 @@ ek_status ek_state_find(ek_state_info *info, const ek_data_parallel_model *model
 
 /* ---- copying ---- */
 
-/* Between `count` elements of a flat buffer and their place in the host's tensor. */
-static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *host,
-                            int64_t host_first, int64_t count, bool write) {
-  ek_tensor device = ek__flat_range(flat, first, count);
-  ek_tensor own = ek__flat_range(host, host_first, count);
+/* Between elements of a device and those of the host's tensor from `first` on. */
+static ek_status copy_range(ek_tensor device, ek_tensor *host, int64_t first, bool write) {
+  ek_tensor own = ek__flat_range(host, first, ek_tensor_count(&device));
   return write ? ek__tensor_copy_converted(&device, &own)
                : ek__tensor_copy_converted(&own, &device);
 }
@@ -232,8 +229,7 @@ static ek_status copy_flat(const ek_data_parallel_model *model,
                                       : (struct ek__span){.count = ek_tensor_count(own)};
       const struct ek__span span = ek__span_within(all, offset, offset + count);
       if (span.count == 0) continue;
-      EK_TRY(copy_range(own, packed ? span.place : span.first, host, span.first - offset,
-                        span.count, write));
+      EK_TRY(copy_range(ek__span_range(own, span, packed), host, span.first - offset, write));
     }
   }
   return EK_OK;
@@ -283,8 +279,8 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
       const struct ek__range *range = &share->updates.list[i];
       const struct ek__span span = ek__span_within(range->span, offset, offset + count);
       if (span.count == 0) continue;
-      EK_TRY(copy_range(flat, range->states[entry->state] + span.first - range->span.first, host,
-                        span.first - offset, span.count, write));
+      const int64_t at = range->states[entry->state] + span.first - range->span.first;
+      EK_TRY(copy_range(ek__flat_range(flat, at, span.count), host, span.first - offset, write));
     }
   }
   return EK_OK;

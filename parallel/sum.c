@@ -87,7 +87,7 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
   EK_TRY(ek_op_zero(stream, &sum));
   for (size_t i = 0; ek__update_span(&own, model, rank, i, true); i++) {
     if (own.count == 0) continue;
-    const ek_tensor values = ek__flat_range(gradients, shares ? own.place : own.first, own.count);
+    const ek_tensor values = ek__span_range(gradients, own, shares);
     EK_TRY(ek_op_square_norm(stream, &sum, &values, 1.0));
   }
   if (model->run.norms_ride) return EK_OK; /* agreement.c adds them up */

@@ -481,8 +481,7 @@ static ek_status square_pieces(const ek_data_parallel_model *model, const struct
     const struct ek__span piece = ek__span_within(own, begin, end);
     begin = end;
     if (piece.count == 0) continue;
-    const ek_tensor values =
-        ek__flat_range(gradients, shares ? piece.place : piece.first, piece.count);
+    const ek_tensor values = ek__span_range(gradients, piece, shares);
     ek_tensor square = ek__flat_range(&rank->share.leaves, (int64_t)i, 1);
     EK_TRY(ek_op_square_norm(ek__rank_stream(rank), &square, &values, 0.0));
   }
