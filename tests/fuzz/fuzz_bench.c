@@ -1,8 +1,9 @@
 /*
  * fuzz_bench.c - what evenkeel-bench reads: text, flags and their values; and the tables it writes.
  *
- * The command line ends the program when it is wrong, so options.c is compiled here with exit(),
- * argp_error() and argp_parse() under other names (CMakeLists.txt): they come back to this file.
+ * The command line ends the program when it is wrong, so options_parse.c and options_finish.c are
+ * compiled here with exit(), argp_error() and argp_parse() under other names (CMakeLists.txt): they
+ * come back to this file.
  */
 #define _GNU_SOURCE /* memfd_create() */
 #include <argp.h>
