@@ -232,7 +232,7 @@ struct ek__backend {
   size_t table_rows;
 
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
-   * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
+   * src/device/host_parts.c, which queue `reduce` and `copy` on every device. */
   const struct ek__link *(*link_for)(void *group);
 
   /* (optional: workers return by themselves) called again and again by the thread that waits for
