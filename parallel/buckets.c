@@ -226,7 +226,7 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->of, parameters, sizeof *buckets->of, memory_of));
   const struct ek__layout *layout = &replica->layout;
-  for (size_t i = 0; i < parameters; i++) buckets->of[i] = SIZE_MAX;
+  for (size_t i = 0; i < parameters; i++) buckets->of[i] = EK__NO_BUCKET;
   EK_TRY(find_whole(buckets, replica, rule));
   EK_TRY(cut(buckets, layout, 0, layout->order_trained, layout->trained_count, bytes));
   buckets->trained = buckets->count;

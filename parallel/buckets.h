@@ -18,6 +18,11 @@
 #include <evenkeel/reduce.h>
 #include <evenkeel/replica.h>
 
+#include "module/layout.h"
+
+/* Where a number of a bucket is wanted: there is none. */
+#define EK__NO_BUCKET SIZE_MAX
+
 struct ek__bucket {
   int64_t first, last; /* elements of the flat buffer */
   uint32_t parameters; /* how many complete it */
@@ -33,7 +38,7 @@ struct ek__buckets {
   size_t ranks;
   size_t equal_pieces;       /* that what is not taken whole is cut into */
   size_t parameters;         /* of the replica, buffers as well */
-  size_t *of;                /* per parameter of the replica; SIZE_MAX for a buffer */
+  size_t *of;                /* per parameter of the replica; a buffer has none */
   int64_t *offsets, *places; /* of all buckets */
   bool *whole;               /* per parameter: the rule takes it whole; NULL: none */
   int64_t *loads;            /* per rank, elements: if parameters are taken whole */
@@ -58,10 +63,11 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
                            size_t pieces, size_t bytes, const ek_optimizer *rule);
 void ek__buckets_close(struct ek__buckets *buckets);
 
-/* The bucket of a layout's unit. */
-static inline size_t ek__bucket_of_unit(const struct ek__buckets *buckets, size_t unit) {
-  return (unit < buckets->trained ? buckets->trained : buckets->trained + buckets->count) - 1 -
-         unit;
+/* Where the elements of a trained parameter end in the flat buffers, with the gap after it. `i` is
+ * its number in the layout's order. */
+static inline int64_t ek__trained_end(const struct ek__layout *layout, size_t i) {
+  return i + 1 < layout->order_trained ? layout->parameters[layout->order[i + 1]].offset
+                                       : layout->trained_count;
 }
 
 /* Elements that a rank owns of a bucket, and of the first `count` of them. */

@@ -23,10 +23,7 @@ static ek_status clear_gaps(const struct ek__rank *rank, size_t number) {
   const struct ek__buckets *cut = rank->sums->cut;
   for (size_t i = 0; i < layout->order_trained; i++) {
     const struct ek__parameter *p = &layout->parameters[layout->order[i]];
-    const int64_t end = i + 1 < layout->order_trained
-                            ? layout->parameters[layout->order[i + 1]].offset
-                            : layout->trained_count;
-    const int64_t last = p->offset + p->count;
+    const int64_t end = ek__trained_end(layout, i), last = p->offset + p->count;
     if (end == last || cut->of[layout->order[i]] != number) continue;
     ek_tensor gap =
         ek__flat_range(&rank->sums->lent[number].whole, last - cut->list[number].first, end - last);
@@ -61,7 +58,7 @@ void ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers) {
   struct ek__keeper *keeper = &rank->keeper;
   keeper->lender.gradient = lend_gradient;
   keeper->gathers = gathers;
-  keeper->current = keeper->ahead = keeper->held = rank->sums->cut->count;
+  keeper->current = keeper->ahead = keeper->held = EK__NO_BUCKET;
 }
 
 void ek__keeper_close(struct ek__rank *rank) {
@@ -78,13 +75,12 @@ void ek__keeper_drop(struct ek__rank *rank) {
       ek_tensor_free(&sums->lent[b].whole);
     }
   }
-  const size_t none = rank->sums->cut->count;
-  for (size_t u = 0; keeper->values != NULL && u < none; u++) {
+  for (size_t u = 0; keeper->values != NULL && u < rank->sums->cut->count; u++) {
     ek_tensor_free(&keeper->values[u].whole);
     keeper->values[u] = (struct ek__gathered){0};
   }
   keeper->trail = 0;
-  keeper->current = keeper->ahead = keeper->held = none;
+  keeper->current = keeper->ahead = keeper->held = EK__NO_BUCKET;
 }
 
 /* ---- sums over the devices ---- */
@@ -103,10 +99,9 @@ static ek_status begin(struct ek__rank *rank, size_t bucket, bool more) {
 }
 
 ek_status ek__keeper_release(struct ek__rank *rank, bool more) {
-  struct ek__keeper *keeper = &rank->keeper;
-  const size_t none = rank->sums->cut->count, held = keeper->held;
-  keeper->held = none;
-  return held == none ? EK_OK : begin(rank, held, more);
+  const size_t held = rank->keeper.held;
+  rank->keeper.held = EK__NO_BUCKET;
+  return held == EK__NO_BUCKET ? EK_OK : begin(rank, held, more);
 }
 
 ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {

@@ -27,9 +27,9 @@ struct ek__keeper {
     uint64_t gather; /* number of the collective, until the compute stream waits for it; else 0 */
     uint32_t pins;   /* nodes that have entered and not left */
   } * values;        /* per bucket; NULL: the replica has them */
-  size_t current;    /* the unit that was entered last; or none: the number of buckets */
-  size_t ahead;      /* the one that is gathered for what is expected next, or none */
-  size_t held;       /* a bucket whose sum is queued with the next gather, or none */
+  size_t current;    /* the unit that was entered last, or EK__NO_BUCKET */
+  size_t ahead;      /* the one that is gathered for what is expected next, likewise */
+  size_t held;       /* a bucket whose sum is queued with the next gather, likewise */
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 

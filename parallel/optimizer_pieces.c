@@ -93,12 +93,9 @@ static ek_status make_ranges(struct ek__ranges *ranges, const ek_data_parallel_m
     const size_t begin = cuts_buckets(model) ? end - cut->list[i].parameters : 0;
     for (size_t j = begin; j < end; j++) {
       const struct ek__parameter *p = &layout->parameters[layout->order[j]];
-      const int64_t next = j + 1 < layout->order_trained
-                               ? layout->parameters[layout->order[j + 1]].offset
-                               : layout->trained_count;
+      const struct ek__span own = ek__span_within(span, p->offset, ek__trained_end(layout, j));
       const bool whole = ek__buckets_whole(cut, layout->order[j]);
-      EK_TRY(append(ranges, first, ek__span_within(span, p->offset, next), p->group,
-                    whole ? layout->order[j] : EK__NO_PARAMETER));
+      EK_TRY(append(ranges, first, own, p->group, whole ? layout->order[j] : EK__NO_PARAMETER));
     }
     end = begin;
   }

@@ -65,7 +65,7 @@ ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t
   EK__FAIL_IF(parameter >= sums->cut->parameters, EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_complete: no parameter number %zu", parameter);
   const size_t of = sums->cut->of[parameter];
-  EK__FAIL_IF(of == SIZE_MAX, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(of == EK__NO_BUCKET, EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
   if (of >= sums->cut->trained) return EK_OK; /* frozen */
   EK__FAIL_IF(sums->waiting[of] == 0, EK_ERR_STATE,

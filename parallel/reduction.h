@@ -38,9 +38,9 @@ struct ek__reduction {
   /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
    * and may overwrite the outputs. Else batches are cut into options.reproducible grains. */
   bool whole;
-  /* NULL, or whether shards are cut so (EK_SCATTER_GRAINS), the inputs of a `forward` or the outputs
-   * that a loss is given. They are samples of `all`, with `before` in the processes before this
-   * one. */
+  /* NULL, or whether shards are cut so (EK_SCATTER_GRAINS): the inputs of a `forward`, or the
+   * outputs that a loss is given. They are samples of `all`, with `before` in the processes before
+   * this one. */
   ek_status (*check_cut)(const char *who, const ek_data_parallel_model *model,
                          const ek_shards *shards, int64_t before, int64_t all, bool forward);
 

@@ -28,6 +28,11 @@
 
 /* ---- units ---- */
 
+/* The bucket of a layout's unit. */
+static size_t bucket_of(const struct ek__buckets *cut, size_t unit) {
+  return (unit < cut->trained ? cut->trained : cut->trained + cut->count) - 1 - unit;
+}
+
 static ek_status gather(struct ek__rank *rank, size_t unit) {
   struct ek__keeper *keeper = &rank->keeper;
   const struct ek__bucket *bucket = &rank->sums->cut->list[unit];
@@ -65,12 +70,12 @@ static ek_status wait_for(struct ek__rank *rank, size_t unit) {
 /* Makes the unit the current one; the one before is freed, unless a node needs it. */
 static ek_status make_current(struct ek__rank *rank, size_t unit) {
   struct ek__keeper *keeper = &rank->keeper;
-  const size_t none = rank->sums->cut->count, before = keeper->current;
-  if (before != none && before != unit && keeper->values[before].pins == 0) {
+  const size_t before = keeper->current;
+  if (before != EK__NO_BUCKET && before != unit && keeper->values[before].pins == 0) {
     ek_tensor_free(&keeper->values[before].whole);
   }
   keeper->current = unit;
-  if (keeper->ahead == unit) keeper->ahead = none;
+  if (keeper->ahead == unit) keeper->ahead = EK__NO_BUCKET;
   if (!ek_tensor_exists(&keeper->values[unit].whole)) EK_TRY(gather(rank, unit));
   return wait_for(rank, unit);
 }
@@ -78,9 +83,9 @@ static ek_status make_current(struct ek__rank *rank, size_t unit) {
 /* Begins to gather the unit that is expected next, unless it is resident. */
 static ek_status look_ahead(struct ek__rank *rank, size_t unit) {
   struct ek__keeper *keeper = &rank->keeper;
-  const size_t none = rank->sums->cut->count, before = keeper->ahead;
+  const size_t before = keeper->ahead;
   if (ek_tensor_exists(&keeper->values[unit].whole)) return EK_OK;
-  if (before != none) {
+  if (before != EK__NO_BUCKET) {
     EK_TRY(wait_for(rank, before)); /* it was not needed */
     ek_tensor_free(&keeper->values[before].whole);
   }
@@ -93,7 +98,7 @@ static ek_status expect(struct ek__rank *rank, const struct ek__node *node, enum
   size_t stop = node->stop;
   if (way == EK__WAY_AGAIN || stop == EK__NO_UNIT) return EK_OK;
   if (way == EK__WAY_BACKWARD ? stop-- == 0 : ++stop == layout->stop_count) return EK_OK;
-  return look_ahead(rank, ek__bucket_of_unit(rank->sums->cut, layout->stops[stop]));
+  return look_ahead(rank, bucket_of(rank->sums->cut, layout->stops[stop]));
 }
 
 /* ---- requests of a pass ---- */
@@ -104,21 +109,18 @@ static void unpin(struct ek__rank *rank, size_t unit) {
   if (--values->pins == 0 && unit != keeper->current) ek_tensor_free(&values->whole);
 }
 
-/* The units of a node are those of its own parameters and the one that it has marked; some may be
- * the same. Returns number `i` of them; for a buffer, or without a unit, the number of buckets. */
+/* The units of a node are the one that it has marked and those of its own parameters; some may be
+ * the same. Returns number `i` of them: none without a mark, and for a buffer. */
 static size_t unit_of(const struct ek__rank *rank, const struct ek__node *node, size_t i) {
-  if (i > 0) {
-    const size_t bucket = rank->sums->cut->of[node->parameters[i - 1]];
-    return bucket == SIZE_MAX ? rank->sums->cut->count : bucket;
-  }
-  return node->unit == EK__NO_UNIT ? rank->sums->cut->count
-                                   : ek__bucket_of_unit(rank->sums->cut, node->unit);
+  const struct ek__buckets *cut = rank->sums->cut;
+  if (i > 0) return cut->of[node->parameters[i - 1]];
+  return node->unit == EK__NO_UNIT ? EK__NO_BUCKET : bucket_of(cut, node->unit);
 }
 
 static void leave_some(struct ek__rank *rank, const struct ek__node *node, size_t count) {
   for (size_t i = count; i-- > 0;) {
     const size_t unit = unit_of(rank, node, i);
-    if (unit != rank->sums->cut->count) unpin(rank, unit);
+    if (unit != EK__NO_BUCKET) unpin(rank, unit);
   }
 }
 
@@ -128,9 +130,9 @@ static void leave(struct ek__lender *lender, const struct ek__node *node) {
   leave_some(rank, node, node->parameter_count + 1);
 }
 
-/* Whether a unit is resident; true for the number that stands for no unit. */
+/* Whether a unit is resident; true for no unit. */
 static bool is_there(const struct ek__rank *rank, size_t unit) {
-  return unit == rank->sums->cut->count || ek_tensor_exists(&rank->keeper.values[unit].whole);
+  return unit == EK__NO_BUCKET || ek_tensor_exists(&rank->keeper.values[unit].whole);
 }
 
 static ek_status enter(struct ek__lender *lender, const struct ek__node *node, enum ek__way way) {
@@ -142,7 +144,7 @@ static ek_status enter(struct ek__lender *lender, const struct ek__node *node, e
   ek__keeper_note(keeper, way, node->number);
   for (size_t i = 0; i <= node->parameter_count; i++) {
     const size_t unit = unit_of(rank, node, i);
-    if (unit == rank->sums->cut->count) continue;
+    if (unit == EK__NO_BUCKET) continue;
     if (keeper->values[unit].pins == 0) {
       const ek_status status = make_current(rank, unit);
       if (status != EK_OK) leave_some(rank, node, i);
@@ -174,17 +176,16 @@ static ek_status lend_value(ek_tensor *value, struct ek__lender *lender, size_t 
 static ek_status rest(struct ek__lender *lender, bool last) {
   struct ek__rank *rank = (struct ek__rank *)lender;
   struct ek__keeper *keeper = &rank->keeper;
-  const size_t none = rank->sums->cut->count;
   ek__keeper_note(keeper, EK__TRAIL_ENDED, last);
-  if (keeper->ahead != none) {
+  if (keeper->ahead != EK__NO_BUCKET) {
     EK_TRY(wait_for(rank, keeper->ahead));
     ek_tensor_free(&keeper->values[keeper->ahead].whole);
-    keeper->ahead = none;
+    keeper->ahead = EK__NO_BUCKET;
   }
-  if (last && keeper->current != none) {
+  if (last && keeper->current != EK__NO_BUCKET) {
     struct ek__gathered *values = &keeper->values[keeper->current];
     if (values->pins == 0) ek_tensor_free(&values->whole);
-    keeper->current = none;
+    keeper->current = EK__NO_BUCKET;
   }
   return EK_OK;
 }
