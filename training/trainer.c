@@ -6,6 +6,7 @@
  * (forward.h).
  *
  * A step that fails drops what it has begun, so that no activations are held until the next one.
+ * trainer_predict.c has what a trainer does without gradients.
  */
 #include <evenkeel/trainer.h>
 
@@ -17,27 +18,12 @@
 #include "core/error.h"
 #include "core/log_internal.h"
 #include "core/options.h"
-#include "core/owner.h"
 #include "parallel/forward.h"
 #include "parallel/optimizer_internal.h"
 #include "device/device_internal.h"
 #include "batches.h"
 #include "trainer_internal.h"
-
-struct ek_trainer {
-  struct ek__owner owner;
-  ek_group *group;
-  bool owns_group;
-  const ek_module *module; /* the model's */
-  size_t output_count;
-  int64_t micro_batches;
-  size_t grains; /* the model's `reproducible` */
-  uint64_t broadcast_inputs;
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *criterion;
-  ek_data_parallel_optimizer *optimizer;
-  ek_checkpoint_write *write; /* of a state, in the background */
-};
+#include "trainer_struct.h"
 
 /* ---- opening and closing ---- */
 
@@ -244,8 +230,7 @@ static ek_status check_open_still(const char *who, const ek_trainer *trainer) {
   return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed; only its group remains", who);
 }
 
-/* Checks that the trainer has the parts for a step, or for an evaluation. */
-static ek_status check_parts(const char *who, const ek_trainer *trainer, bool updates) {
+ek_status ek__trainer_check_parts(const char *who, const ek_trainer *trainer, bool updates) {
   EK_TRY(check_open_still(who, trainer));
   EK__FAIL_IF(trainer->criterion == NULL, EK_ERR_STATE,
               "%s: the trainer was opened without a criterion: it only predicts", who);
@@ -255,8 +240,9 @@ static ek_status check_parts(const char *who, const ek_trainer *trainer, bool up
   return EK_OK;
 }
 
-static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
-                            const ek_tensor *targets, size_t target_count) {
+ek_status ek__trainer_check_call(const char *who, const ek_trainer *trainer,
+                                 const ek_tensor *inputs, const ek_tensor *targets,
+                                 size_t target_count) {
   EK_TRY(check_open_still(who, trainer));
   EK__NOT_NULL(who, inputs);
   if (target_count > 0) EK__NOT_NULL(who, targets);
@@ -279,10 +265,8 @@ static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, 
   return ek__batch_run(self->model, self->criterion, batch, &forward, next);
 }
 
-/* The number of parts that a batch is cut into; *samples is set if there are several. All processes
- * take the same number of parts, some of them without samples. */
-static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer *self,
-                             const struct ek__batch *batch) {
+ek_status ek__trainer_count_parts(int64_t *count, int64_t *samples, const ek_trainer *self,
+                                  const struct ek__batch *batch) {
   *count = 1;
   if (self->micro_batches < 2) return EK_OK;
   EK_TRY(ek__batch_samples(samples, batch));
@@ -294,12 +278,12 @@ static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer 
   return EK_OK;
 }
 
-/* The same of a whole batch, in its parts. */
+/* Those of a whole batch, in its parts. */
 static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training,
                            enum ek__next next) {
   int64_t samples = 0, count = 0;
   struct ek__batch_cuts cuts;
-  EK_TRY(count_parts(&count, &samples, self, batch));
+  EK_TRY(ek__trainer_count_parts(&count, &samples, self, batch));
   if (count < 2) return add_gradients(self, batch, training, next);
   EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
   for (int64_t i = 0; i < count; i++) {
@@ -310,10 +294,9 @@ static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool
   return EK_OK;
 }
 
-/* The batch of a step or an evaluation; `all` has room for the inputs. */
-static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer *self,
-                                 const ek_tensor *inputs, size_t input_count,
-                                 const ek_tensor *targets, size_t target_count) {
+struct ek__batch ek__trainer_batch(ek_tensor all[EK_MAX_INPUTS], const ek_trainer *self,
+                                   const ek_tensor *inputs, size_t input_count,
+                                   const ek_tensor *targets, size_t target_count) {
   return ek__batch_for(
       all, self->module,
       &(struct ek__batch){inputs, targets, input_count, target_count, self->broadcast_inputs});
@@ -326,13 +309,14 @@ static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_
                           size_t input_count, const ek_tensor *targets, size_t target_count,
                           enum result use) {
   const char *who = use == KEPT ? "ek_trainer_step_begin" : "ek_trainer_step";
-  EK_TRY(check_parts(who, trainer, true));
-  EK_TRY(check_call(who, trainer, inputs, targets, target_count));
+  EK_TRY(ek__trainer_check_parts(who, trainer, true));
+  EK_TRY(ek__trainer_check_call(who, trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, who, "the trainer");
   EK_TRY(ek__checkpoint_go_on(trainer->write));
   if (use == KEPT) EK_TRY(ek__optimizer_check_room(trainer->optimizer));
   ek_tensor all[EK_MAX_INPUTS];
-  const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
+  const struct ek__batch batch =
+      ek__trainer_batch(all, trainer, inputs, input_count, targets, target_count);
   const bool norm = ek__update_takes_norm(trainer->model->update, use != DROPPED);
   ek_status status =
       add_batch(trainer, &batch, true, norm ? EK__NEXT_UPDATE_BY_NORM : EK__NEXT_UPDATE);
@@ -361,7 +345,7 @@ ek_status ek_trainer_step_begin(ek_trainer *trainer, const ek_tensor *inputs, si
 
 ek_status ek_trainer_step_end(ek_step_result *result, ek_trainer *trainer) {
   EK__NOT_NULL("ek_trainer_step_end", result);
-  EK_TRY(check_parts("ek_trainer_step_end", trainer, true));
+  EK_TRY(ek__trainer_check_parts("ek_trainer_step_end", trainer, true));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step_end", "the trainer");
   return ek_data_parallel_optimizer_step_end(result, trainer->optimizer);
 }
@@ -369,11 +353,12 @@ ek_status ek_trainer_step_end(ek_step_result *result, ek_trainer *trainer) {
 /* With training off no module writes a buffer; masks and products' sizes do not depend on it. */
 static ek_status run_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
                              const ek_tensor *targets, size_t target_count) {
-  EK_TRY(check_parts("ek_trainer_prepare", trainer, true));
-  EK_TRY(check_call("ek_trainer_prepare", trainer, inputs, targets, target_count));
+  EK_TRY(ek__trainer_check_parts("ek_trainer_prepare", trainer, true));
+  EK_TRY(ek__trainer_check_call("ek_trainer_prepare", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_prepare", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
-  const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
+  const struct ek__batch batch =
+      ek__trainer_batch(all, trainer, inputs, input_count, targets, target_count);
   ek_status status = add_batch(trainer, &batch, false, EK__NEXT_NOTHING);
   if (status == EK_OK) status = ek_group_synchronize(trainer->group);
   if (status != EK_OK) return drop_step(trainer, status);
@@ -385,202 +370,6 @@ ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
   EK__NOT_NULL("ek_trainer_prepare", trainer);
   EK__WORLD_CALL(ek__group_world(trainer->group),
                  run_prepare(trainer, inputs, input_count, targets, target_count));
-}
-
-/* part: NULL for a whole batch. */
-static ek_forward_options without_gradient(const struct ek__batch_part *part, int64_t samples) {
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
-  options.training = false;
-  options.batch_samples = samples;
-  options.first_sample = part == NULL ? 0 : part->first;
-  return options;
-}
-
-static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const struct ek__batch *batch,
-                              const struct ek__batch_part *part, int64_t samples) {
-  const ek_forward_options options = without_gradient(part, samples);
-  if (part != NULL) batch = &part->batch;
-  return ek_data_parallel_model_forward(outputs, self->model, batch->inputs, batch->input_count,
-                                        &options);
-}
-
-static ek_status evaluate(ek_trainer *self, const struct ek__batch *batch,
-                          const struct ek__batch_part *part, int64_t samples) {
-  const ek_forward_options options = without_gradient(part, samples);
-  return ek__batch_run(self->model, self->criterion, part == NULL ? batch : &part->batch, &options,
-                       EK__NEXT_NOTHING);
-}
-
-/* The sums of all parts, divided once. */
-static ek_status evaluate_batch(double *loss, double *weight, ek_trainer *self,
-                                const struct ek__batch *batch) {
-  int64_t samples = 0, count = 0;
-  double totals[2 * EK_MAX_TERMS] = {0};
-  struct ek__batch_cuts cuts;
-  EK_TRY(count_parts(&count, &samples, self, batch));
-  if (count < 2) {
-    EK_TRY(evaluate(self, batch, NULL, 0));
-    return ek_data_parallel_criterion_loss(loss, weight, self->criterion);
-  }
-  EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
-  for (int64_t i = 0; i < count; i++) {
-    struct ek__batch_part part;
-    ek__batch_cut(&part, batch, &cuts, i);
-    EK_TRY(evaluate(self, batch, &part, samples));
-    EK_TRY(ek__criterion_add_totals(totals, self->criterion));
-  }
-  *loss = ek__criterion_loss_of(weight, self->criterion, totals);
-  return EK_OK;
-}
-
-static ek_status run_evaluate(double *loss, double *weight, ek_trainer *trainer,
-                              const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
-                              size_t target_count) {
-  EK__NOT_NULL("ek_trainer_evaluate", loss);
-  EK_TRY(check_parts("ek_trainer_evaluate", trainer, false));
-  EK_TRY(check_call("ek_trainer_evaluate", trainer, inputs, targets, target_count));
-  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
-  ek_tensor all[EK_MAX_INPUTS];
-  const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  EK__FAIL_IF(ek_module_is_criterion(trainer->module) &&
-                  batch.input_count != ek_module_inputs(trainer->module),
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_evaluate: %s takes %zu inputs and targets, not %zu and %zu",
-              ek_module_kind(trainer->module), ek_module_inputs(trainer->module), input_count,
-              target_count);
-  return evaluate_batch(loss, weight, trainer, &batch);
-}
-
-ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
-                              const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
-                              size_t target_count) {
-  EK__NOT_NULL("ek_trainer_evaluate", trainer);
-  ek_world *world = ek__group_world(trainer->group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(
-      world, began,
-      run_evaluate(loss, weight, trainer, inputs, input_count, targets, target_count));
-}
-
-/* The batch of a prediction. */
-static struct ek__batch inputs_alone(const ek_trainer *self, const ek_tensor *inputs,
-                                     size_t input_count) {
-  return (struct ek__batch){
-      .inputs = inputs, .input_count = input_count, .broadcast = self->broadcast_inputs};
-}
-
-/* A module with targets may predict without them. */
-static bool predicts(const ek_trainer *self, const struct ek__batch *batch) {
-  const ek_module *module = self->module;
-  return ek_module_predictions(module) > 0 &&
-         batch->input_count + ek_module_targets(module) == ek_module_inputs(module);
-}
-
-static bool have_rows(const ek_shards *outputs, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    for (size_t k = 0; k < outputs[i].count; k++) {
-      if (outputs[i].parts[k].rank == 0) return false;
-    }
-  }
-  return true;
-}
-
-/* The destination of the outputs of a prediction: one of the two. */
-struct destination {
-  ek_shards *shards;
-  ek_tensor *host;
-};
-
-/* *whole: the outputs have no rows that could be joined, and the batch must not be cut. */
-static ek_status predict_part(const struct destination *to, bool *whole, ek_trainer *self,
-                              const struct ek__batch_part *part, int64_t samples) {
-  const bool predicted = predicts(self, &part->batch);
-  const size_t count = predicted ? ek_module_predictions(self->module) : self->output_count;
-  ek_shards made[EK_MAX_TENSORS] = {{0}};
-  ek_status status = forward_only(made, self, NULL, part, samples);
-  *whole = status == EK_OK && !have_rows(made, count);
-  for (size_t i = 0; i < count && status == EK_OK && !*whole; i++) {
-    status = to->host != NULL
-                 ? ek__rows_put_host(&to->host[i], &made[i], part, samples)
-                 : ek__rows_put(&to->shards[i], self->model, &made[i], part, samples, predicted);
-    ek_shards_free(&made[i]);
-  }
-  for (size_t i = 0; i < count; i++) ek_shards_free(&made[i]);
-  return status;
-}
-
-static ek_status predict_parts(const struct destination *to, bool *whole, ek_trainer *self,
-                               const struct ek__batch *batch, int64_t samples, int64_t count) {
-  struct ek__batch_cuts cuts;
-  if (*whole) return EK_OK;
-  EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
-  for (int64_t i = 0; i < count && !*whole; i++) {
-    struct ek__batch_part part;
-    ek__batch_cut(&part, batch, &cuts, i);
-    EK_TRY(predict_part(to, whole, self, &part, samples));
-  }
-  return EK_OK;
-}
-
-static ek_status run_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
-                             size_t input_count) {
-  EK__NOT_NULL("ek_trainer_predict", outputs);
-  EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
-  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
-  const struct ek__batch batch = inputs_alone(trainer, inputs, input_count);
-  ek_shards made[EK_MAX_TENSORS] = {{0}};
-  int64_t samples = 0, count = 0;
-  const bool predicted = predicts(trainer, &batch);
-  bool whole = ek_module_is_criterion(trainer->module) && !predicted; /* totals */
-  EK_TRY(count_parts(&count, &samples, trainer, &batch));
-  if (count < 2) whole = true;
-  const ek_status status =
-      predict_parts(&(struct destination){.shards = made}, &whole, trainer, &batch, samples, count);
-  const size_t made_count =
-      predicted ? ek_module_predictions(trainer->module) : trainer->output_count;
-  for (size_t i = 0; i < made_count; i++) {
-    if (status == EK_OK && !whole) {
-      outputs[i] = made[i];
-    } else { /* with `whole`, parts before the one without rows may have made some */
-      ek_shards_free(&made[i]);
-    }
-  }
-  return status == EK_OK && whole ? forward_only(outputs, trainer, &batch, NULL, 0) : status;
-}
-
-ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
-                             size_t input_count) {
-  EK__NOT_NULL("ek_trainer_predict", trainer);
-  EK__WORLD_CALL(ek__group_world(trainer->group),
-                 run_predict(outputs, trainer, inputs, input_count));
-}
-
-static ek_status run_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
-                                  size_t input_count) {
-  EK__NOT_NULL("ek_trainer_predict_host", outputs);
-  EK_TRY(check_call("ek_trainer_predict_host", trainer, inputs, NULL, 0));
-  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict_host", "the trainer");
-  const struct ek__batch batch = inputs_alone(trainer, inputs, input_count);
-  int64_t samples = 0, count = 0;
-  bool whole = false;
-  EK_TRY(count_parts(&count, &samples, trainer, &batch));
-  EK_TRY(ek__batch_samples(&samples, &batch));
-  EK__FAIL_IF(samples == 0, EK_ERR_SHAPE, "ek_trainer_predict_host: the batch has no rows");
-  EK_TRY(predict_parts(&(struct destination){.host = outputs}, &whole, trainer, &batch, samples,
-                       count));
-  EK__FAIL_IF(whole, EK_ERR_SHAPE,
-              "ek_trainer_predict_host: %s gives an output without rows; ek_trainer_predict() "
-              "gives one for each device",
-              ek_module_kind(trainer->module));
-  return ek_group_synchronize(trainer->group);
-}
-
-ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
-                                  size_t input_count) {
-  EK__NOT_NULL("ek_trainer_predict_host", trainer);
-  EK__WORLD_CALL(ek__group_world(trainer->group),
-                 run_predict_host(outputs, trainer, inputs, input_count));
 }
 
 /* ---- files ---- */
