@@ -76,7 +76,7 @@ CK_TEST(forms_of_one_layout) {
   ek_tensor_free(&x);
 }
 
-enum { BAD = 13 };
+enum { BAD = 14 };
 static const struct {
   ek_status status;
   const char *text;
@@ -92,7 +92,8 @@ static const struct {
               {EK_ERR_TYPE, "exist only in host memory"},
               {EK_ERR_INVALID_ARGUMENT, "the stride of dimension 0 is 5; expected 4"},
               {EK_ERR_OVERFLOW, "63 bits"},
-              {EK_ERR_INVALID_ARGUMENT, "is not a multiple of 4 bytes"}};
+              {EK_ERR_INVALID_ARGUMENT, "is not a multiple of 4 bytes"},
+              {EK_ERR_INVALID_ARGUMENT, "version 0.8 of DLPack; expected 1"}};
 
 static void spoil(struct theirs *t, int which) {
   ek_dlpack *head = &t->head;
@@ -109,6 +110,7 @@ static void spoil(struct theirs *t, int which) {
   if (which == 10) t->strides[0] = 5;
   if (which == 11) t->shape[0] = t->shape[1] = INT64_C(1) << 40;
   if (which == 12) head->tensor.byte_offset = 2;
+  if (which == 13) head->major = 0, head->minor = 8; /* which knew no struct with a version */
 }
 
 /* What is refused stays the caller's. */

@@ -7,10 +7,8 @@ static ek_status create_two(ek_module **module) { return ek_attention_create(mod
 static ek_status create_one(ek_module **module) { return ek_attention_create(module, 4, 1); }
 
 static ek_status create_rotary(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  rotary.theta = 100;
-  options.rotary = &rotary;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .theta = 100);
+  CK_WITH(ek_attention_options, options, EK_ATTENTION_OPTIONS_INIT, .rotary = &rotary);
   return ek_attention_create_with(module, 8, 2, &options);
 }
 
@@ -18,17 +16,17 @@ static ek_status create_rotary(ek_module **module) {
   CK_CREATE_WITH(create, ek_attention_options, EK_ATTENTION_OPTIONS_INIT,                          \
                  ek_attention_create_with(module, width, heads, &o), __VA_ARGS__)
 static const ek_rotary rotary_init = EK_ROTARY_INIT;
-ATTENTION(create_shared, 8, 4, o.rotary = &rotary_init, o.kv_heads = 2, o.no_projection_bias = true)
-ATTENTION(create_everywhere, 6, 2, o.causal = false)
-ATTENTION(create_documents, 8, 2, o.rotary = &rotary_init, o.segments = true)
-ATTENTION(create_dropping, 6, 2, o.kv_heads = 1, o.causal = false, o.segments = true,
-          o.dropout = 0.3)
+ATTENTION(create_shared, 8, 4, .rotary = &rotary_init, .kv_heads = 2, .no_projection_bias = true)
+ATTENTION(create_everywhere, 6, 2, .causal = false)
+ATTENTION(create_documents, 8, 2, .rotary = &rotary_init, .segments = true)
+ATTENTION(create_dropping, 6, 2, .kv_heads = 1, .causal = false, .segments = true,
+          .dropout = 0.3)
 /* Heads wider than width / heads, as Qwen3 has them. */
-ATTENTION(create_rms, 8, 2, o.bias = false, o.rotary = &rotary_init, o.kv_heads = 1,
-          o.head_width = 6, o.qk_norm = EK_QK_NORM_RMS, o.segments = true)
+ATTENTION(create_rms, 8, 2, .bias = false, .rotary = &rotary_init, .kv_heads = 1,
+          .head_width = 6, .qk_norm = EK_QK_NORM_RMS, .segments = true)
 /* Without positions k_norm.bias has no effect: the softmax takes it away. */
-ATTENTION(create_normal, 8, 2, o.rotary = &rotary_init, o.qk_norm = EK_QK_NORM_LAYER,
-          o.dropout = 0.2)
+ATTENTION(create_normal, 8, 2, .rotary = &rotary_init, .qk_norm = EK_QK_NORM_LAYER,
+          .dropout = 0.2)
 
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
  * difference of numbers of its own size, which costs a few times more. */

@@ -10,8 +10,8 @@ static ek_batch_norm_options options_now = EK_BATCH_NORM_OPTIONS_INIT;
 
 #define BATCH_NORM(create, kind, has_affine, has_track)                                            \
   CK_CREATE_WITH(create, ek_batch_norm_options, EK_BATCH_NORM_OPTIONS_INIT,                        \
-                 ek_batch_norm_create_with(module, C, &o), o.over = kind, o.affine = has_affine,   \
-                 o.track = has_track, o.epsilon = 0.125)
+                 ek_batch_norm_create_with(module, C, &o), .over = kind, .affine = has_affine,   \
+                 .track = has_track, .epsilon = 0.125)
 BATCH_NORM(create_shard, EK_BATCH_NORM_SHARD, true, true)
 BATCH_NORM(create_all, EK_BATCH_NORM_ALL, true, true)
 BATCH_NORM(create_frozen, EK_BATCH_NORM_FROZEN, true, true)
@@ -186,33 +186,24 @@ CK_LOOP(running_statistics, 3) {
 
 /* ---- wrong arguments ---- */
 
-static void refused(ek_batch_norm_options options, const char *message) {
-  ek_module *module = NULL;
-  ck_invalid(ek_batch_norm_create_with(&module, C, &options), message);
-  ck_assert_ptr_null(module);
-}
-
 CK_TEST(bad_input) {
-  const ek_batch_norm_options good = EK_BATCH_NORM_OPTIONS_INIT;
   const ek_initializer ones = ek_initializer_ones();
+  ek_batch_norm_options o = EK_BATCH_NORM_OPTIONS_INIT;
   ek_module *module = NULL;
   ck_invalid(ek_batch_norm_create(NULL, C), "batch_norm");
   ck_invalid(ek_batch_norm_create(&module, 0), "channels is 0");
-  ek_batch_norm_options o = good;
-  o.epsilon = 0;
-  refused(o, "epsilon is 0");
-  o = good, o.epsilon = (double)NAN;
-  refused(o, "epsilon");
-  o = good, o.momentum = 1.5;
-  refused(o, "momentum is 1.5");
-  o = good, o.momentum = (double)NAN;
-  refused(o, "momentum");
-  o = good, o.over = (ek_batch_norm_over)3;
-  refused(o, "over is 3");
-  o = good, o.over = EK_BATCH_NORM_FROZEN, o.track = false;
-  refused(o, "needs the running statistics");
-  o = good, o.affine = false, o.weight_start = &ones;
-  refused(o, "affine is false");
+#define REFUSED(member, value, text)                                                               \
+  ck_bad(o, member, value, ek_batch_norm_create_with(&module, C, &o), text);                       \
+  ck_assert_ptr_null(module)
+  REFUSED(epsilon, 0, "epsilon is 0");
+  REFUSED(epsilon, (double)NAN, "epsilon");
+  REFUSED(momentum, 1.5, "momentum is 1.5");
+  REFUSED(momentum, (double)NAN, "momentum");
+  REFUSED(over, (ek_batch_norm_over)3, "over is 3");
+  o.track = false;
+  REFUSED(over, EK_BATCH_NORM_FROZEN, "needs the running statistics");
+  ck_assign(o, .track = true, .affine = false);
+  REFUSED(weight_start, &ones, "affine is false");
   ck_host_failures(create_shard);
 
   ck_ok(create_shard(&module));

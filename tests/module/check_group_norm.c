@@ -7,9 +7,9 @@ enum { C = 6, SAMPLES = 3, PIXELS = 4 };
 
 static ek_status create_groups(ek_module **module) { return ek_group_norm_create(module, C, 3); }
 CK_CREATE_WITH(create_one, ek_group_norm_options, EK_GROUP_NORM_OPTIONS_INIT,
-               ek_group_norm_create_with(module, C, 1, &o), o.affine = false, o.epsilon = 0.125)
+               ek_group_norm_create_with(module, C, 1, &o), .affine = false, .epsilon = 0.125)
 CK_CREATE_WITH(create_each, ek_group_norm_options, EK_GROUP_NORM_OPTIONS_INIT,
-               ek_group_norm_create_with(module, C, C, &o), o.epsilon = 0.125)
+               ek_group_norm_create_with(module, C, C, &o), .epsilon = 0.125)
 
 static const struct ck_module_case cases[] = {
     CK_CASE("3 x 2 x 2 x 6, in 3 groups", create_groups, 12, 6, 1,

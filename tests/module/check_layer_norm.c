@@ -6,11 +6,11 @@
 
 static ek_status create_small(ek_module **module) { return ek_layer_norm_create(module, 6, 1e-5); }
 CK_CREATE_WITH(create_without_bias, ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT,
-               ek_layer_norm_create_with(module, 6, &o), o.bias = false)
+               ek_layer_norm_create_with(module, 6, &o), .bias = false)
 static ek_status create_two(ek_module **module) { return ek_layer_norm_create(module, 2, 0.1); }
 static ek_status create_rms(ek_module **module) { return ek_rms_norm_create(module, 6, 1e-5); }
 CK_CREATE_WITH(create_rms_with_bias, ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT,
-               ek_layer_norm_create_with(module, 6, &o), o.rms = true)
+               ek_layer_norm_create_with(module, 6, &o), .rms = true)
 
 /* The last case of rows of two has rows of two: their x - mean are small numbers against epsilon
  * now and then. */

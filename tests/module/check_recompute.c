@@ -1,7 +1,8 @@
 /*
  * check_recompute.c - a recomputed module trains like the same module that is not, bit for bit, and
  * keeps its inputs alone; unread results are not computed again; a module of a program's own that
- * makes a norm again; what is refused. The policies of containers: check_policies.c.
+ * makes a norm again; how often each policy runs a module; what is refused. More about the policies
+ * of containers: check_policies.c.
  */
 #include "ck_mixer.h"
 #include "ck_module.h"
@@ -212,16 +213,42 @@ CK_TEST(outputs_that_nobody_reads) {
   check_asked(module, 3, 3, 2);
 }
 
-/* Of a container's segments of two, which run again one by one, too. */
-CK_TEST(outputs_of_segments) {
-  ek_module *all[MOST_ASKED];
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  options.recompute = (ek_recompute){.kind = EK_RECOMPUTE_EVERY, .every = 2};
+/* The `asked` one after the other, which this is recomputed of. */
+static ek_module *sequence_of_asked(ek_recompute recompute) {
+  ek_module *all[MOST_ASKED], *module = NULL;
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute = recompute);
   make_asked();
   for (int i = 0; i < MOST_ASKED; i++) all[i] = &asked[i].base;
-  CK_OPENED(ek_module *, module, ek_sequential_create_with(&module, all, MOST_ASKED, &options));
-  for (int i = 0; i < MOST_ASKED; i++) ek_module_free(all[i]);
-  check_asked(module, MOST_ASKED, 5, 1);
+  ck_ok(ck_sequential(&module, all, MOST_ASKED, &options));
+  return ck_keep(module);
+}
+
+/* Of a container's segments of two, which run again one by one, too. */
+CK_TEST(outputs_of_segments) {
+  const ek_recompute pairs = {.kind = EK_RECOMPUTE_EVERY, .every = 2};
+  check_asked(sequence_of_asked(pairs), MOST_ASKED, 5, 1);
+}
+
+/* How often each of four modules runs: with `all`, number i again 4 - i times (recompute.h). */
+CK_TEST(runs_of_policies) {
+  static const struct {
+    const char *policy;
+    int runs[MOST_ASKED];
+  } rows[] = {{"none", {1, 1, 1, 1}},    {"cheap", {1, 1, 1, 1}}, {"every=1", {2, 2, 2, 2}},
+              {"every=3", {2, 2, 2, 2}}, {"sqrt", {2, 2, 2, 2}},  {"all", {5, 4, 3, 2}}};
+  ek_device *device = ck_device("cpu:1");
+  ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2));
+  for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+    CK_GOT(ek_recompute, policy, ek_recompute_parse(&policy, rows[row].policy));
+    ek_module *module = sequence_of_asked(policy);
+    CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+    CK_SCOPED(ek_tensor, dx, run_once(replica, &x, &dx));
+    for (int i = 0; i < MOST_ASKED; i++) {
+      ck_assert_msg(asked[i].forwards == rows[row].runs[i], "%s: number %d ran %d times",
+                    rows[row].policy, i, asked[i].forwards);
+    }
+    ek_module_free(module); /* before its parts are made again */
+  }
 }
 
 static ek_status create_linear(ek_module **module) { return ek_linear_create(module, 4, 4, true); }

@@ -212,92 +212,99 @@ CK_LOOP(options_and_values, 2) {
 
 /* ---- options of the layers ---- */
 
-static const double first[] = {1, 2, 3, 4, 5, 6}, second[] = {7, 8, 9};
+/* What is asked of a layer. Each layer has two weights of six numbers at most. */
+struct wishes {
+  bool bias, frozen, no_decay;
+  const ek_initializer *first, *second, *of_bias; /* of_bias: the second where there is a bias */
+};
+static const double first[] = {1, 2, 3, 4, 5, 6}, second[] = {7, 8, 9, 10, 11, 12};
 
-static ek_status linear_with(ek_module **module, bool asked, const ek_initializer *start) {
-  ek_linear_options o = EK_LINEAR_OPTIONS_INIT;
-  o.frozen = o.no_decay = asked;
-  ck_assign(o, .weight_start = &start[0], .bias_start = &start[1]);
-  return ek_linear_create_with(module, 2, 3, &o);
-}
-static ek_status layer_norm_with(ek_module **module, bool asked, const ek_initializer *start) {
-  CK_WITH(ek_layer_norm_options, o, EK_LAYER_NORM_OPTIONS_INIT, .frozen = asked, .bias = !asked,
-          .weight_start = &start[0], .bias_start = asked ? NULL : &start[1]);
-  return ek_layer_norm_create_with(module, 3, &o);
-}
-static ek_status embedding_with(ek_module **module, bool asked, const ek_initializer *start) {
-  ek_embedding_options o = EK_EMBEDDING_OPTIONS_INIT;
-  o.frozen = o.no_decay = asked;
-  ck_assign(o, .positions = 1, .weight_start = &start[0], .positions_start = &start[1]);
-  return ek_embedding_create_with(module, 2, 3, &o);
-}
-static ek_status attention_with(ek_module **module, bool asked, const ek_initializer *start) {
-  ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;
-  (void)start;
-  o.frozen = o.no_decay = asked;
-  o.bias = !asked;
-  return ek_attention_create_with(module, 4, 2, &o);
-}
-static ek_status swiglu_with(ek_module **module, bool asked, const ek_initializer *start) {
-  ek_swiglu_options o = EK_SWIGLU_OPTIONS_INIT;
-  (void)start;
-  o.frozen = o.no_decay = asked;
-  o.bias = !asked;
-  return ek_swiglu_create_with(module, 4, 2, &o);
-}
-static ek_status head_with(ek_module **module, bool asked, const ek_initializer *start) {
-  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+/* noun_with(), which makes the layer of the call, with options `o` that are set by what follows. */
+#define LAYER(noun, init, call, ...)                                                               \
+  static ek_status noun##_with(ek_module **module, const struct wishes *w) {                       \
+    ek_##noun##_options o = init;                                                                  \
+    ck_assign(o, .frozen = w->frozen, __VA_ARGS__);                                                \
+    return call;                                                                                   \
+  }
+LAYER(linear, EK_LINEAR_OPTIONS_INIT, ek_linear_create_with(module, 2, 3, &o), .bias = w->bias,
+      .no_decay = w->no_decay, .weight_start = w->first, .bias_start = w->of_bias)
+LAYER(conv2d, EK_CONV2D_OPTIONS_INIT, ek_conv2d_create_with(module, 2, 3, &o), .bias = w->bias,
+      .no_decay = w->no_decay, .weight_start = w->first, .bias_start = w->of_bias)
+LAYER(embedding, EK_EMBEDDING_OPTIONS_INIT, ek_embedding_create_with(module, 2, 3, &o),
+      .positions = 1, .no_decay = w->no_decay, .weight_start = w->first,
+      .positions_start = w->second)
+LAYER(layer_norm, EK_LAYER_NORM_OPTIONS_INIT, ek_layer_norm_create_with(module, 3, &o),
+      .bias = w->bias, .weight_start = w->first, .bias_start = w->of_bias)
+LAYER(group_norm, EK_GROUP_NORM_OPTIONS_INIT, ek_group_norm_create_with(module, 3, 1, &o),
+      .affine = w->bias, .weight_start = w->bias ? w->first : NULL)
+LAYER(batch_norm, EK_BATCH_NORM_OPTIONS_INIT, ek_batch_norm_create_with(module, 3, &o),
+      .affine = w->bias, .weight_start = w->bias ? w->first : NULL, .track = false)
+LAYER(attention, EK_ATTENTION_OPTIONS_INIT, ek_attention_create_with(module, 4, 2, &o),
+      .bias = w->bias, .no_decay = w->no_decay, .qk_norm = EK_QK_NORM_LAYER)
+LAYER(swiglu, EK_SWIGLU_OPTIONS_INIT, ek_swiglu_create_with(module, 2, 3, &o), .bias = w->bias,
+      .no_decay = w->no_decay, .weight_start = w->first, .down_start = w->second)
+
+static ek_status head_with(ek_module **module, const struct wishes *w) {
   ek_criterion *head = NULL;
-  o.frozen = o.no_decay = asked;
-  ck_assign(o, .bias = true, .weight = &start[0]);
+  CK_WITH(ek_linear_cross_entropy_options, o, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT,
+          .bias = w->bias, .frozen = w->frozen, .no_decay = w->no_decay, .weight = w->first);
   EK_TRY(ek_linear_cross_entropy_create(&head, 2, 3, &o));
   *module = &head->base;
   return EK_OK;
 }
 
-static const struct {
-  ek_status (*create)(ek_module **module, bool asked, const ek_initializer *start);
-  size_t parameters[2]; /* without `asked`, and with it */
-  bool starts, norm;
-} layers[] = {{linear_with, {2, 2}, true, false},
-              {layer_norm_with, {2, 1}, true, true},
-              {embedding_with, {2, 2}, true, false},
-              {attention_with, {4, 2}, false, false},
-              {swiglu_with, {6, 3}, false, false},
-              {head_with, {2, 2}, false, false}};
+static const struct layer {
+  ek_status (*create)(ek_module **module, const struct wishes *wishes);
+  size_t parameters[2]; /* without a bias, and with it */
+  const char *second;   /* what begins with those numbers, or NULL; other biases begin with zeros */
+  bool norm, unknown;   /* unknown: one cannot say with which numbers it begins */
+} layers[] = {{.create = linear_with, .parameters = {1, 2}, .second = "bias"},
+              {.create = conv2d_with, .parameters = {1, 2}, .second = "bias"},
+              {.create = embedding_with, .parameters = {2, 2}, .second = "positions"},
+              {.create = layer_norm_with, .parameters = {1, 2}, .second = "bias", .norm = true},
+              {.create = group_norm_with, .parameters = {0, 2}, .norm = true},
+              {.create = batch_norm_with, .parameters = {0, 2}, .norm = true},
+              {.create = attention_with, .parameters = {8, 12}, .unknown = true},
+              {.create = swiglu_with, .parameters = {3, 6}, .second = "down.weight"},
+              {.create = head_with, .parameters = {1, 2}}};
+enum { WISHES = 8, LAYERS = sizeof layers / sizeof layers[0] };
 
-/* Its first parameter begins with 1, 2, ..., its second one with 7, 8, .... */
-static void starts_as_told(const ek_replica *replica, int parameters) {
-  static const char *const names[][2] = {{"weight", ""}, {"bias", "positions"}};
-  for (int k = 0; k < parameters; k++) {
-    ek_parameter_info info;
-    if (ek_replica_find(&info, replica, names[k][0]) != EK_OK) {
-      ck_ok(ek_replica_find(&info, replica, names[k][1]));
-    }
-    double *values = read_all(&info.value);
-    for (int64_t i = 0; i < ek_tensor_count(&info.value); i++) {
-      ck_assert_double_eq(values[i], (k == 0 ? first : second)[i]);
-    }
+static void parameter_is_as_wished(const ek_parameter_info *info, const struct layer *layer,
+                                   const struct wishes *wishes) {
+  const bool bias = strstr(info->name, "bias") != NULL;
+  const bool norm = layer->norm || strstr(info->name, "norm") != NULL;
+  ck_assert_msg(info->frozen == wishes->frozen, "%s", info->name);
+  ck_assert_msg(ek_tensor_exists(&info->gradient) == !wishes->frozen, "%s", info->name);
+  ck_assert_msg(info->no_decay == (wishes->no_decay || bias || norm), "%s", info->name);
+  if (layer->unknown) return;
+  const bool is_second = layer->second != NULL && strcmp(info->name, layer->second) == 0;
+  double *values = read_all(&info->value);
+  for (int64_t i = 0; i < ek_tensor_count(&info->value); i++) {
+    const double want = is_second ? second[i] : bias ? 0 : first[i];
+    ck_assert_msg(values[i] == want, "%s[%d] is %g", info->name, (int)i, values[i]);
   }
 }
 
-CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
-  const bool asked = _i % 2 == 1;
+/* With each choice of a bias, frozen, and without decay. */
+CK_LOOP(options_of_layers, WISHES * LAYERS) {
+  const struct layer *layer = &layers[_i / WISHES];
   /* Copied: the layer does not read the array again. */
   ek_initializer start[] = {ek_initializer_values(first), ek_initializer_values(second)};
-  CK_OPENED(ek_module *, module, layers[_i / 2].create(&module, asked, start));
+  const struct wishes wishes = {.bias = (_i & 1) != 0,
+                                .frozen = (_i & 2) != 0,
+                                .no_decay = (_i & 4) != 0,
+                                .first = &start[0],
+                                .second = &start[1],
+                                .of_bias = (_i & 1) != 0 ? &start[1] : NULL};
+  CK_OPENED(ek_module *, module, layer->create(&module, &wishes));
   memset(start, 0xFF, sizeof start);
   struct bench bench = bench_open("cpu:1", module);
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, module, NULL));
-  ck_assert_uint_eq(ek_replica_parameter_count(replica), layers[_i / 2].parameters[asked]);
+  ck_assert_uint_eq(ek_replica_parameter_count(replica), layer->parameters[wishes.bias]);
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
     CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
-    ck_assert_int_eq(info.frozen, asked);
-    ck_assert_int_eq(ek_tensor_exists(&info.gradient), !asked);
-    const bool bias = strstr(info.name, "bias") != NULL;
-    ck_assert_int_eq(info.no_decay, asked || bias || layers[_i / 2].norm);
+    parameter_is_as_wished(&info, layer, &wishes);
   }
-  if (layers[_i / 2].starts) starts_as_told(replica, (int)layers[_i / 2].parameters[asked]);
 }
 
 CK_TEST(without_gradients) {

@@ -20,9 +20,9 @@ static ek_resnet_options small(int depth) {
 
 #define RESNET(create, depth, ...)                                                                 \
   CK_CREATE_WITH(create, ek_resnet_options, small(depth), ek_resnet_create(module, &o), __VA_ARGS__)
-RESNET(create_plain, 18, o.small_pictures = true)
-RESNET(create_bottleneck, 50, o.recompute.kind = EK_RECOMPUTE_EVERY, o.recompute.every = 2)
-RESNET(create_cheap, 18, o.small_pictures = true, o.recompute.kind = EK_RECOMPUTE_CHEAP)
+RESNET(create_plain, 18, .small_pictures = true)
+RESNET(create_bottleneck, 50, .recompute.kind = EK_RECOMPUTE_EVERY, .recompute.every = 2)
+RESNET(create_cheap, 18, .small_pictures = true, .recompute.kind = EK_RECOMPUTE_CHEAP)
 
 /* depth: three operations for each of 20 or 53 convolutions, forward and backward. Sizes with whose
  * random numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */

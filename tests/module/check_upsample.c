@@ -6,7 +6,7 @@
 static ek_status create_double(ek_module **module) { return ek_upsample_create(module, NULL); }
 
 CK_CREATE_WITH(create_fixed, ek_upsample_options, EK_UPSAMPLE_OPTIONS_INIT,
-               ek_upsample_create(module, &o), o.to[0] = 7, o.to[1] = 3, o.align_corners = true)
+               ek_upsample_create(module, &o), .to[0] = 7, .to[1] = 3, .align_corners = true)
 
 static const struct ck_module_case cases[] = {
     CK_CASE("twice the size", create_double, 16, 2, 0, {0, 4, {4, 3, 4, 3}, -1, 1}),
