@@ -248,6 +248,22 @@ CK_RIG_LOOP(large_and_equal_numbers, CK_VARIANTS) {
   }
 }
 
+/* As many elements in another shape are a mistake; no element is none. */
+CK_RIG_TEST(shapes, NULL, EK_F32) {
+  const double *numbers = ck_values(rig, 12, 0, 1);
+  ek_tensor *y = ck_tensor(rig, numbers, CK_SHAPE(2, 6));
+  ek_tensor *other = ck_tensor(rig, numbers, CK_SHAPE(4, 3));
+  struct ck_loss *loss = ck_loss_open(rig, make_with(0, EK_REDUCTION_MEAN, true, true), false);
+  ck_fails(ck_loss_try_forward(loss, y, (const ek_tensor[]){*other, *y}, false), EK_ERR_SHAPE,
+           "the target's shape differs");
+  ck_fails(ck_loss_try_forward(loss, y, (const ek_tensor[]){*y, *other}, false), EK_ERR_SHAPE,
+           "the weight's shape differs");
+  double totals[2];
+  ek_tensor *empty = ck_tensor(rig, numbers, CK_SHAPE(2, 0));
+  ck_loss_forward(loss, empty, (const ek_tensor[]){*empty, *empty}, totals);
+  ck_assert(totals[0] == 0 && totals[1] == 0);
+}
+
 CK_TEST(refused) {
   ek_criterion *criterion = NULL;
   const double bad[] = {-1, (double)NAN, (double)INFINITY};

@@ -181,6 +181,9 @@ CK_TEST(damaged_idx_files) {
   bad[2] = 13;
   write_file(path, bad, sizeof bad, pictures, 24);
   idx_fails(EK_ERR_CORRUPT, "a.bin: begins with 00 00 0d 03");
+  const uint8_t five_dimensions[24] = {0, 0, 8, 5};
+  write_file(path, five_dimensions, sizeof five_dimensions, NULL, 0);
+  idx_fails(EK_ERR_CORRUPT, "expected an IDX file of u8 (00 00 08) with 3 to 4 dimensions");
   write_idx();
   ck_assert(truncate(other, 11) == 0);
   idx_fails(EK_ERR_CORRUPT, "b.bin");

@@ -104,6 +104,9 @@ CK_TEST(the_largest_sources_and_positions) {
   ck_ok(ek_source_at(&sample, &epoch, source, INT64_MAX - 1));
   ck_assert(epoch == 1 && sample >= 0 && sample < most);
   ck_assert(sample_at(source, 0) != sample_at(source, 1));
+  int upper = 0; /* of 32 samples, those of the upper half: all on one side has probability 2^-31 */
+  for (int64_t i = 0; i < 32; i++) upper += sample_at(source, i) >= most / 2;
+  ck_assert(upper > 0 && upper < 32);
   source = open_numbers(3, 5, true);
   ck_ok(ek_source_at(&sample, &epoch, source, INT64_C(3) * UINT32_MAX + 2));
   ck_assert(sample == 2 && epoch == UINT32_MAX);
@@ -187,7 +190,7 @@ CK_TEST(a_base_needs_a_table_and_sizes_that_fit) {
 #define BAD(member, value, status, text)                                                           \
   ck_bad_with(status, good, member, value, ek_source_init(&made.base, &ops, &good), text)
   BAD(samples, 0, EK_ERR_INVALID_ARGUMENT, "expected above 0");
-  BAD(samples, INT64_MAX, EK_ERR_OVERFLOW, "at most 2^62");
+  BAD(samples, (INT64_C(1) << 62) + 1, EK_ERR_OVERFLOW, "at most 2^62");
   BAD(inputs, 0, EK_ERR_INVALID_ARGUMENT, "1 to 16 inputs");
   BAD(inputs, EK_MAX_TENSORS + 1, EK_ERR_INVALID_ARGUMENT, "1 to 16 inputs");
   BAD(targets, EK_MAX_TENSORS + 1, EK_ERR_INVALID_ARGUMENT, "0 to 16 targets");

@@ -202,6 +202,9 @@ CK_TEST(a_file_that_changes_later) {
   ck_ok(read_windows(source, 0, 7));
   ck_fails(read_windows(source, 7, 1), EK_ERR_CORRUPT,
            "a.bin: token 30 at place 30 is outside of 0..29");
+  options.vocabulary = 32;
+  ck_fails(read_windows(open_tokens(&options), 7, 1), EK_ERR_CORRUPT,
+           "a.bin: token 32 at place 32 is outside of 0..31");
   ck_assert(truncate(in_folder("a.bin"), 1024 + 30) == 0);
   ck_ok(read_windows(source, 0, 3));
   ck_fails(read_windows(source, 3, 1), EK_ERR_CORRUPT, "a.bin");

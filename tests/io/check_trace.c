@@ -244,7 +244,7 @@ CK_TEST(spans_of_a_program) {
   ek_trace_end(ek_trace_begin(NULL, "nowhere"));
   ck_ok(ek_trace_start(group, 0));
   const ek_trace_span outer = ek_trace_begin(device, "outer");
-  ek_trace_end(ek_trace_begin(device, "in\\ner\n\xc3\xa4\xff"));
+  ek_trace_end(ek_trace_begin(device, "in\\ner\n\xc3\xa4\xff\x7f"));
   ek_trace_end(ek_trace_begin(device, longest));
   ek_trace_end(outer);
   const ek_trace_span late = ek_trace_begin(device, "late");
@@ -262,7 +262,7 @@ CK_TEST(spans_of_a_program) {
   ck_assert_uint_eq(summary.spans, 6);
   ck_assert_uint_eq(summary.spans_dropped, 1);
   ck_assert_uint_eq(count_spans(1, "program", "outer"), 1);
-  ck_assert_uint_eq(count_spans(1, "program", "in\\\\ner\\u000a\xc3\xa4\\ufffd"), 1);
+  ck_assert_uint_eq(count_spans(1, "program", "in\\\\ner\\u000a\xc3\xa4\\ufffd\\u007f"), 1);
   ck_assert_uint_eq(count_spans(1, "program", longest + 120), 1);
   ck_assert_uint_eq(count_spans(1, "program", "late"), 1);
   ck_assert_uint_eq(count_spans(1, "program", "never"), 0);

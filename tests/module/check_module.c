@@ -201,6 +201,11 @@ DECLARES(tie_other_shape) {
   EK_TRY(parameter(d, "weight", 2, three_two));
   return ek_declare_tie(d, "layer.weight", "weight");
 }
+DECLARES(tie_to_a_buffer) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  EK_TRY(ek_declare_buffer(d, "mean", 2, two_three, ek_initializer_zeros()));
+  return ek_declare_tie(d, "layer.weight", "mean");
+}
 DECLARES(tie_nothing) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_tie(d, NULL, "layer.weight");
@@ -276,6 +281,7 @@ static const struct {
     {tie_unknown_name, EK_ERR_NOT_FOUND, "layer.nothing"},
     {tie_unknown_source, EK_ERR_NOT_FOUND, "layers.weight"},
     {tie_other_shape, EK_ERR_SHAPE, "weight"},
+    {tie_to_a_buffer, EK_ERR_SHAPE, "cannot tie layer.weight to mean"},
     {tie_nothing, EK_ERR_INVALID_ARGUMENT, ""},
     {wrap_second, EK_ERR_INVALID_ARGUMENT, "cannot also wrap another module"},
     {wrap_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},

@@ -7,6 +7,37 @@
 #include "ck_probe.h"
 #include "ck_visitor.h"
 
+/* Three products with one weight, which ties of ties make: the third completes its gradient. */
+struct thrice {
+  ek_module base;
+  ek_module *inner;
+};
+
+CK_PARAMETERS(thrice) {
+  EK_TRY(ek_declare_module(declaration, "inner", ((const struct thrice *)self)->inner));
+  EK_TRY(ek_declare_tie(declaration, "inner.1.weight", "inner.0.weight"));
+  return ek_declare_tie(declaration, "inner.0.weight", "inner.2.weight");
+}
+
+CK_FORWARD(thrice) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
+
+CK_BACKWARD(thrice) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
+
+static void thrice_free(ek_module *self) {
+  ek_module_free(((struct thrice *)self)->inner);
+  free(self);
+}
+
+CK_MODULE_OPS_WITH(thrice, .parameters = thrice_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+
+static ek_status create_thrice(ek_module **module) {
+  struct thrice *m = ck_module_new(sizeof *m, &thrice_ops, 1, 1);
+  ek_module *products[3] = {NULL};
+  for (int i = 0; i < 3; i++) ck_ok(ek_linear_create(&products[i], 3, 3, false));
+  *module = &m->base;
+  return ck_sequential(&m->inner, products, 3, NULL);
+}
+
 static const struct ck_module_case cases[] = {
     CK_CASE("a mixer in plain C", ck_mixer_create, 10, 2, 0,
             {0, 2, {5, CK_MIXER_WIDTH}, -1, 1}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1}),
@@ -14,6 +45,7 @@ static const struct ck_module_case cases[] = {
             {0, 2, {5, CK_MIXER_WIDTH}, -1, 1}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1}),
     CK_CASE("in the place of a child", ck_visitor_create, 4, 1, 0, {0, 2, {4, 3}, -1, 1}),
     CK_CASE("twice in the place of a child", ck_visitors_create, 4, 3, 1, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("three products with one weight", create_thrice, 12, 6, 2, {0, 2, {4, 3}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 

@@ -569,16 +569,18 @@ CK_TEST(a_workspace_below_zero) {
   ck_no_memory_held(group);
 }
 
-/* By a pattern, any parameter is left to the other rule. */
+/* By a pattern, any parameter is left to the other rule; what is declared elementwise stays so. */
 CK_TEST(patterns_of_elementwise) {
   static const ek_parameter_pattern patterns[] = {
-      {.pattern = "*.expand.weight", .elementwise = true}};
+      {.pattern = "*.expand.weight", .elementwise = true},
+      {.pattern = "tokens.*", .rate_scale = 2}};
   static double values[MOST];
   ek_tensor host;
   CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED),
-          .optimizer = make_muon, .options.patterns = patterns, .options.pattern_count = 1);
+          .optimizer = make_muon, .options.patterns = patterns, .options.pattern_count = 2);
   struct ck_training t = ck_training_opened(&setup);
   read_entry(values, &host, &t, "muon/v/", "blocks.0.expand.weight");
+  read_entry(values, &host, &t, "muon/v/", "tokens.weight");
   read_entry(values, &host, &t, "muon/momentum/", "blocks.0.contract.weight");
 }
 

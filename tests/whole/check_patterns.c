@@ -307,6 +307,8 @@ CK_TEST(wrong_patterns) {
        EK_ERR_NOT_FOUND,
        "\"0.weigth\" matches no parameter; the nearest name is \"0.weight\""},
       {{.pattern = "2.bias?"}, EK_ERR_NOT_FOUND, "nearest name is \"2.bias\""},
+      {{.pattern = "1.weight"}, EK_ERR_NOT_FOUND, "\"0.weight\""}, /* of equally near ones the */
+      {{.pattern = "1.bias"}, EK_ERR_NOT_FOUND, "\"0.bias\""},     /* first in the alphabet */
       {{.pattern = "2.b*s.*"}, EK_ERR_NOT_FOUND, "nearest name is \"2.bias\""}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const ek_parameter_pattern two[] = {{.pattern = "*"}, cases[i].pattern};

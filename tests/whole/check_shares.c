@@ -256,8 +256,15 @@ CK_PARAMETERS(twice) {
   return unit_parameters(self, declaration);
 }
 
-CK_LOOP(a_unit_is_declared_first_and_once, 2) {
-  CK_WITH(ek_module_ops, ops, unit_ops, .parameters = _i == 0 ? late_parameters : twice_parameters);
+CK_PARAMETERS(again) {
+  EK_TRY(ek_declare_unit(declaration));
+  return ek_declare_unit(declaration);
+}
+
+CK_LOOP(a_unit_is_declared_first_and_once, 3) {
+  ek_status (*const declares[])(const ek_module *, ek_declaration *) = {
+      late_parameters, twice_parameters, again_parameters};
+  CK_WITH(ek_module_ops, ops, unit_ops, .parameters = declares[_i]);
   struct wrapper *m = ck_module_new(sizeof *m, &ops, 1, 1);
   ck_ok(ek_linear_create(&m->inner, 3, 3, true));
   ek_group *group = ck_open("cpu:2", 1);
