@@ -15,9 +15,8 @@ enum { COUNT = 8 };
 #define ARENA (128 * MIB)
 
 static ek_group *open_with(const char *spec, const ek_device_resources *resources, size_t count) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.resources = resources;
-  options.resource_count = count;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .resources = resources,
+          .resource_count = count);
   CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return ck_keep(group);
 }

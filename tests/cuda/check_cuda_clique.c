@@ -30,8 +30,7 @@ struct pair {
 };
 
 static ek_group *open_group(double time_limit) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.time_limit = time_limit;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = time_limit);
   CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0-1@48MiB", &options));
   return group;
 }
@@ -378,8 +377,7 @@ CK_LOOP(one_rank_by_nccl, 2) {
   struct single it = {0};
   double values[COUNT];
   if (_i == 1) set_link("nccl");
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.time_limit = 0.5;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = 0.5);
   CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0@48MiB", &options));
   ck_kept(ek_communicator_open(&it.communicator, group), it.communicator);
   ck_assert_str_eq(ek_communicator_name(it.communicator), _i == 1 ? "nccl" : "peer");

@@ -210,8 +210,7 @@ static ek_status fill_after_an_error(void *context, ek_device *device, size_t in
 
 /* What the program's own calls leave on a thread is not taken for an error of a kernel. */
 CK_TEST(an_error_that_a_program_left_is_named) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.debug_memory = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .debug_memory = true);
   CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0@48MiB", &options));
   ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
   ck_fails(ek_group_apply(group, fill_after_an_error, &x), EK_ERR_UNAVAILABLE,

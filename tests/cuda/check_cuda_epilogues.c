@@ -152,8 +152,7 @@ CK_LOOP(no_algorithm, 2 * FUSED_TYPES) {
 
 /* GELU of a product of `rows` x 16 in TF32, in a group of its own. */
 static struct counts first_call(int64_t rows, bool deterministic) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.deterministic = deterministic;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = deterministic);
   CK_SCOPED(ek_group *, group, ek_group_open(&group, SPEC, &options));
   ek_device *device = ek_group_device(group, 0);
   CK_HELD(ek_tensor, x, ck_upload(device, EK_F32, NULL, CK_SHAPE(rows, 3)));

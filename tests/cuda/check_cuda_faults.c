@@ -41,8 +41,7 @@ static double step_seconds;
 static double limit_for(bool hang) { return hang ? fmax(0.2, 10 * step_seconds) : 60; }
 
 static ek_group *open_group(const char *spec, bool hang) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.time_limit = limit_for(hang);
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = limit_for(hang));
   CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return group;
 }

@@ -231,8 +231,7 @@ CK_LOOP(loading_fails, sizeof kinds / sizeof kinds[0]) {
   unsigned long n = 1;
   for (;; n++) {
     ek_group *group = NULL;
-    ek_group_options options = EK_GROUP_OPTIONS_INIT;
-    options.time_limit = 5;
+    CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = 5);
     cuemu_reset();
     cuemu_fail(kinds[_i].gpu, kinds[_i].kind, n, 0);
     ek_error_clear();

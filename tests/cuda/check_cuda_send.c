@@ -68,8 +68,7 @@ CK_LOOP(it_travels_while_the_device_computes, 2) {
 CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ek_group *group = ck_open("cuda:0x2,1@100MiB", 0);
   ek_device *device = ek_group_device(group, 2);
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  options.ahead = true;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = true);
   ek_tensor host = numbers_of(3 * (int64_t)LARGE, 5), whole = numbers_of(3 * (int64_t)LARGE, 0);
   ek_tensor y = on_device(device, LARGE);
   cuemu_hang(1, CUEMU_KERNEL, 1);
@@ -92,8 +91,7 @@ CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
 CK_TEST(initial_values_in_large_pieces) {
   enum { ENTRIES = 1031, WIDTH = 1024 }; /* 4 MiB and 28 KiB */
   ek_group *cpu = ck_open("cpu:1", 0), *cuda = ck_open("cuda:0@100MiB", 0);
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.gradients = false;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .gradients = false);
   CK_OPENED(ek_module *, module, ek_embedding_create(&module, ENTRIES, WIDTH, 0));
   CK_OPENED(ek_replica *, want, ek_replica_open(&want, ek_group_device(cpu, 0), module, &options));
   const unsigned long before = cuemu_calls(0, CUEMU_COPY);
@@ -287,8 +285,7 @@ CK_LOOP(sending_and_freeing_in_any_order, 2) {
 
 CK_LOOP(every_copy_of_a_scatter_fails, 2) {
   ek_group *group = ck_open("cuda:0-1@60MiB", 0);
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  options.ahead = _i == 0;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = _i == 0);
   ek_tensor host = numbers_of(2 * (int64_t)LARGE, 0), whole = numbers_of(2 * (int64_t)LARGE, 1);
   unsigned long n = 1;
   for (;; n++) {
@@ -314,8 +311,7 @@ CK_LOOP(every_copy_of_a_scatter_fails, 2) {
 
 /* A copy that does not end is found by a wait for the device, and named. */
 CK_TEST(a_copy_hangs) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.time_limit = 1;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = 1);
   CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0x2@60MiB", &options));
   ek_tensor host = numbers_of(1000, 0);
   cuemu_hang(0, CUEMU_COPY, 1);

@@ -25,10 +25,8 @@ enum { CASES = SPECS * WORKLOADS * CK_MODES };
 
 /* Not AdamW: where a gradient is nearly 0 it turns a rounding into a whole step. */
 static ek_status momentum(ek_optimizer **optimizer) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = 0.1;
-  options.momentum = 0.9;
-  options.clip_norm = 0.5;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.1, .momentum = 0.9,
+          .clip_norm = 0.5);
   return ek_sgd_create(optimizer, &options);
 }
 

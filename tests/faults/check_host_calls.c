@@ -28,8 +28,7 @@ struct run {
 static ek_status open_step_close(struct run *run) {
   ek_group *group = NULL;
   struct ck_training training;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = THREADS;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = THREADS);
   EK_TRY(ek_group_open(&group, run->setup->spec, &options));
   ek_status status = ck_training_try(&training, run->setup, group);
   if (status == EK_OK) {

@@ -64,10 +64,8 @@ static void read_some(const ek_source *source, int64_t first, int64_t count, uin
 }
 
 CK_TEST(the_middle_is_taken) {
-  ek_image_options options = EK_IMAGE_OPTIONS_INIT;
-  options.in_order = true;
-  options.crop[0] = 3;
-  options.crop[1] = 2;
+  CK_WITH(ek_image_options, options, EK_IMAGE_OPTIONS_INIT, .in_order = true, .crop[0] = 3,
+          .crop[1] = 2);
   ek_source *source = open_drawn(&options, false);
   int32_t y[COUNT];
   read_some(source, 0, COUNT, pictures, y);
@@ -83,12 +81,8 @@ CK_TEST(crops_follow_from_the_sample) {
   enum { P = 1, H = 4, W = 5, EPOCHS = 60, N = EPOCHS * COUNT };
   static uint8_t x[N * H * W * 3], y[N * H * W], again[N * H * W * 3], y_again[N * H * W];
   int seen[HEIGHT + 2 * P - H + 1][WIDTH + 2 * P - W + 1][2] = {{{0}}}, differ = 0;
-  ek_image_options options = EK_IMAGE_OPTIONS_INIT;
-  options.augment = true;
-  options.padding = P;
-  options.crop[0] = H;
-  options.crop[1] = W;
-  options.seed = 5;
+  CK_WITH(ek_image_options, options, EK_IMAGE_OPTIONS_INIT, .augment = true, .padding = P,
+          .crop[0] = H, .crop[1] = W, .seed = 5);
   ek_source *source = open_drawn(&options, true);
   read_some(source, 0, N, x, y);
   for (int64_t i = 0; i < N; i++) {

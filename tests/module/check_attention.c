@@ -139,9 +139,8 @@ CK_TEST(peak) {
 }
 
 CK_TEST(initial_values) {
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.deviation = 0.5;
-  options.projection_deviation = 0.125;
+  CK_WITH(ek_attention_options, options, EK_ATTENTION_OPTIONS_INIT, .deviation = 0.5,
+          .projection_deviation = 0.125);
   CK_OPENED(ek_module *, module, ek_attention_create_with(&module, 48, 4, &options));
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 4);

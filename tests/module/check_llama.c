@@ -10,8 +10,7 @@ enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS,
 static ek_status create_with(ek_module **module, int layers, int kv_heads, bool tied, bool bias,
                              double dropout) {
   ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  ek_rotary rotary = EK_ROTARY_INIT;
-  rotary.theta = THETA;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .theta = THETA);
   options.vocabulary = VOCABULARY;
   options.sequence = 6;
   options.width = WIDTH;
@@ -28,19 +27,10 @@ static ek_status create_with(ek_module **module, int layers, int kv_heads, bool 
 /* As Qwen3: norms of queries and keys, heads wider than width / heads; documents, and dropout of
  * probabilities. */
 static ek_status create_qwen(ek_module **module, ek_recompute recompute) {
-  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = 6;
-  options.width = WIDTH;
-  options.hidden = HIDDEN;
-  options.layers = 3;
-  options.heads = HEADS;
-  options.kv_heads = 2;
-  options.head_width = 4;
-  options.qk_norm = EK_QK_NORM_RMS;
-  options.attention_dropout = 0.2;
-  options.segments = true;
-  options.recompute = recompute;
+  CK_WITH(ek_llama_options, options, EK_LLAMA_OPTIONS_INIT, .vocabulary = VOCABULARY, .sequence = 6,
+          .width = WIDTH, .hidden = HIDDEN, .layers = 3, .heads = HEADS, .kv_heads = 2,
+          .head_width = 4, .qk_norm = EK_QK_NORM_RMS, .attention_dropout = 0.2, .segments = true,
+          .recompute = recompute);
   return ek_llama_create(module, &options);
 }
 #define QWEN(create, ...)                                                                          \

@@ -49,8 +49,7 @@ static ek_replica *counted(ek_module *module) {
 CK_LOOP(names_and_numbers_of_torchvision, 5) {
   static const int depths[] = {18, 34, 50, 101, 152};
   static const int64_t trained[] = {11689512, 21797672, 25557032, 44549160, 60192808};
-  ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
-  options.depth = depths[_i];
+  CK_WITH(ek_resnet_options, options, EK_RESNET_OPTIONS_INIT, .depth = depths[_i]);
   CK_OPENED(ek_module *, module, ek_resnet_create(&module, &options));
   ek_replica *replica = counted(module);
   int64_t count = 0;

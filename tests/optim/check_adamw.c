@@ -12,11 +12,8 @@ static ek_optimizer *make(const ek_adamw_options *options) {
 }
 
 static ek_adamw_options options_of(double rate, double beta2, double decay, bool coupled) {
-  ek_adamw_options o = EK_ADAMW_OPTIONS_INIT;
-  o.learning_rate = rate;
-  o.beta2 = beta2;
-  o.weight_decay = decay;
-  o.coupled = coupled;
+  CK_WITH(ek_adamw_options, o, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate, .beta2 = beta2,
+          .weight_decay = decay, .coupled = coupled);
   return o;
 }
 

@@ -12,12 +12,8 @@ static ek_optimizer *make(const ek_sgd_options *options) {
 }
 
 static ek_sgd_options options_of(double momentum, double dampening, double decay, bool nesterov) {
-  ek_sgd_options o = EK_SGD_OPTIONS_INIT;
-  o.learning_rate = 0.1;
-  o.momentum = momentum;
-  o.dampening = dampening;
-  o.weight_decay = decay;
-  o.nesterov = nesterov;
+  CK_WITH(ek_sgd_options, o, EK_SGD_OPTIONS_INIT, .learning_rate = 0.1, .momentum = momentum,
+          .dampening = dampening, .weight_decay = decay, .nesterov = nesterov);
   return o;
 }
 
