@@ -33,7 +33,6 @@ static ek_status momentum(ek_optimizer **optimizer) {
 struct run {
   double losses[STEPS];
   double *before, *gradients, *values; /* parameters; of the first step; after the last */
-  int64_t count;
   ek_memory_usage usage[4];
 };
 
@@ -56,19 +55,19 @@ static struct ck_setup half_setup_of(int number, bool on_cuda) {
 }
 
 static struct run train(const struct ck_setup *setup) {
-  struct run run = {.count = 0};
+  struct run run = {0};
   struct ck_training training = ck_training_opened(setup);
-  run.before = ck_training_read(&training, CK_VALUES, &run.count);
+  run.before = ck_training_read(&training, CK_VALUES);
   for (int step = 0; step < STEPS; step++) {
     struct ck_batch batch =
         ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.2, (uint64_t)(40 + step));
     ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
-    if (step == 0) run.gradients = ck_training_read(&training, CK_GRADIENTS, &run.count);
+    if (step == 0) run.gradients = ck_training_read(&training, CK_GRADIENTS);
     CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training.optimizer));
     run.losses[step] = result.loss;
     ck_batch_free(&batch);
   }
-  run.values = ck_training_read(&training, CK_VALUES, &run.count);
+  run.values = ck_training_read(&training, CK_VALUES);
   if (setup->options.state != EK_STATE_MASTER) ck_training_replicas_agree(&training);
   for (size_t k = 0; k < 4; k++) {
     ck_ok(ek_memory_stats(&run.usage[k], ek_group_device(training.group, k)));
@@ -85,20 +84,19 @@ static void losses_near(const struct run *got, const struct run *want, double al
 }
 
 static void equals_cpu(const struct run *cuda, const struct run *cpu) {
-  ck_assert_int_eq(cpu->count, cuda->count);
   losses_near(cuda, cpu, TOLERANCE);
-  ck_assert_double_le(ck_rel_l2(cuda->gradients, cpu->gradients, cpu->count), TOLERANCE);
-  ck_assert_double_le(ck_rel_l2(cuda->values, cpu->values, cpu->count), TOLERANCE);
+  ck_assert_double_le(ck_arrays_off(cuda->gradients, cpu->gradients), TOLERANCE);
+  ck_assert_double_le(ck_arrays_off(cuda->values, cpu->values), TOLERANCE);
 }
 
 /* The gradient of the first step, and what all of them changed. */
 static void equals_cpu_in_16_bits(const struct run *cuda, const struct run *cpu, ek_type type) {
   const double allowed = 16 * (type == EK_BF16 ? 0x1p-8 : 0x1p-11);
-  ck_assert_double_le(ck_rel_l2(cuda->gradients, cpu->gradients, cpu->count), allowed);
+  ck_assert_double_le(ck_arrays_off(cuda->gradients, cpu->gradients), allowed);
   losses_near(cuda, cpu, allowed);
-  ck_same_bits("parameters before", cuda->before, cpu->before, cpu->count);
+  ck_arrays_same("parameters before", cuda->before, cpu->before);
   double difference = 0, change = 0;
-  for (int64_t i = 0; i < cpu->count; i++) {
+  for (int64_t i = 0; i < ck_count(cpu->values); i++) {
     difference += pow(cuda->values[i] - cpu->values[i], 2);
     change += pow(cpu->values[i] - cpu->before[i], 2);
   }
@@ -108,8 +106,8 @@ static void equals_cpu_in_16_bits(const struct run *cuda, const struct run *cpu,
 
 static void repeats_bit_for_bit(const struct run *first, const struct run *second) {
   ck_same_bits("loss", first->losses, second->losses, STEPS);
-  ck_same_bits("gradient", first->gradients, second->gradients, first->count);
-  ck_same_bits("parameter", first->values, second->values, first->count);
+  ck_arrays_same("gradient", first->gradients, second->gradients);
+  ck_arrays_same("parameter", first->values, second->values);
 }
 
 /* Also with the gradient in forward, where the peak is the same (the_gradient_in_forward). */
@@ -165,8 +163,8 @@ CK_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
   setup.gradient_in_forward = true;
   struct run early = train(&setup);
   losses_near(&early, &late, 1e-6);
-  ck_assert_double_le(ck_rel_l2(early.gradients, late.gradients, late.count), 1e-6);
-  ck_assert_double_le(ck_rel_l2(early.values, late.values, late.count), 1e-6);
+  ck_assert_double_le(ck_arrays_off(early.gradients, late.gradients), 1e-6);
+  ck_assert_double_le(ck_arrays_off(early.values, late.values), 1e-6);
   for (size_t k = 0; k < 4; k++) {
     ck_assert_uint_eq(early.usage[k].peak_bytes, late.usage[k].peak_bytes);
   }
@@ -203,13 +201,12 @@ CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
   struct ck_training training = ck_training_opened(&setup);
   CK_GOT(ek_step_result, result, ck_training_step(&training, &batch, &result));
-  int64_t count = 0;
-  double *before = ck_training_read(&training, CK_VALUES, &count);
+  double *before = ck_training_read(&training, CK_VALUES);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1000; /* on the last device */
   ck_invalid(ck_training_step(&training, &batch, &result), "target");
   ck_assert(ck_contains(ek_error_message(), "cuda:"));
-  double *after = ck_training_read(&training, CK_VALUES, &count);
-  ck_same_bits("parameter", after, before, count);
+  double *after = ck_training_read(&training, CK_VALUES);
+  ck_arrays_same("parameter", after, before);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
   ck_ok(ck_training_step(&training, &batch, &result));
 }
@@ -229,12 +226,11 @@ CK_LOOP(a_bad_target_of_a_step_that_is_begun, SPECS + 1) {
   ck_training_close(&training);
   training = ck_training_opened(&setup);
   ck_ok(begin(&training, &batch));
-  int64_t count = 0;
-  double *before = ck_training_read(&training, CK_VALUES, &count);
+  double *before = ck_training_read(&training, CK_VALUES);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1000;
   ck_invalid(begin(&training, &batch), "target");
-  double *after = ck_training_read(&training, CK_VALUES, &count);
-  ck_same_bits("parameter", after, before, count);
+  double *after = ck_training_read(&training, CK_VALUES);
+  ck_arrays_same("parameter", after, before);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
   ck_ok(begin(&training, &batch));
   ck_ok(ek_data_parallel_optimizer_step_end(&result, training.optimizer));

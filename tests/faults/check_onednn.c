@@ -118,9 +118,8 @@ static ek_status train(struct outcome *outcome, const struct ck_setup *setup,
     outcome->step[i] = status = ck_training_step(&training, batch, NULL);
     if (status != EK_OK) status = ck_training_step(&training, batch, NULL);
   }
-  int64_t count = 0;
-  double *values = ck_training_read(&training, CK_VALUES, &count);
-  outcome->bits = hash(values, count);
+  double *values = ck_training_read(&training, CK_VALUES);
+  outcome->bits = hash(values, ck_count(values));
   ck_training_close(&training);
   return status;
 }

@@ -62,7 +62,7 @@ static double *gradients(struct ck_training *training, const char *spec, ek_mode
   struct ck_batch batch = ck_batch_make(&workload, EK_F64, 7, 0, 1);
   ck_ok(ck_training_backward(training, &batch, NULL, false, NULL));
   ck_batch_free(&batch);
-  return ck_training_read(training, CK_GRADIENTS, NULL);
+  return ck_training_read(training, CK_GRADIENTS);
 }
 
 /* Seven samples over three devices give the gradients of one device: sums in another order. */

@@ -17,7 +17,7 @@ static struct ck_setup setup_of(int number, ek_type type, const char *spec) {
 }
 
 static double *read_gradients(struct ck_training *t) {
-  double *gradients = ck_training_read(t, CK_GRADIENTS, NULL);
+  double *gradients = ck_training_read(t, CK_GRADIENTS);
   ck_ok(ek_data_parallel_model_discard(t->model));
   return gradients;
 }
@@ -100,10 +100,8 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
     ek_shards_free(&factors);
     drop(&f, &t);
   }
-  int64_t count = 0;
-  (void)ck_training_read(&t, CK_VALUES, &count);
-  for (int64_t i = 0; i < count; i++) gradients[0][i] *= 2;
-  ck_assert_double_le(ck_rel_l2(gradients[1], gradients[0], count), 1e-13);
+  for (int64_t i = 0; i < ck_count(gradients[0]); i++) gradients[0][i] *= 2;
+  ck_assert_double_le(ck_arrays_off(gradients[1], gradients[0]), 1e-13);
 }
 
 /* ---- outputs ---- */
@@ -112,7 +110,6 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
 CK_LOOP(outputs_are_kept_or_not, CASES) {
   if (!ck_part(_i)) return;
   double *gradients[2];
-  int64_t count = 0;
   struct ck_training t;
   for (int keep = 0; keep < 2; keep++) {
     struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
@@ -132,11 +129,11 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
     const ek_status again = ek_data_parallel_criterion_forward(
         t.loss, f.outputs, ek_module_outputs(t.module), batch.target, batch.targets);
     ck_assert_int_eq(again, keep == 1 ? EK_OK : EK_ERR_STATE);
-    gradients[keep] = ck_training_read(&t, CK_GRADIENTS, &count);
+    gradients[keep] = ck_training_read(&t, CK_GRADIENTS);
     drop(&f, &t);
     ck_training_close(&t);
   }
-  ck_same_bits("gradients", gradients[0], gradients[1], count);
+  ck_arrays_same("gradients", gradients[0], gradients[1]);
 }
 
 /* Outputs with another holder are not overwritten. */
@@ -172,7 +169,6 @@ static double *read_part(const struct forwarded *f, int64_t *size) {
 CK_LOOP(the_gradient_in_forward, CASES) {
   if (!ck_part(_i)) return;
   double *gradients[2], losses[2][2];
-  int64_t count = 0;
   struct ck_training t;
   for (int early = 0; early < 2; early++) {
     struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
@@ -183,13 +179,13 @@ CK_LOOP(the_gradient_in_forward, CASES) {
           ck_batch_make(setup.workload, EK_F64, micro == 0 ? 7 : 2, 0.3, (uint64_t)(11 + micro));
       ck_ok(ck_training_backward(&t, &batch, NULL, micro == 0, &losses[early][micro]));
     }
-    gradients[early] = ck_training_read(&t, CK_GRADIENTS, &count);
+    gradients[early] = ck_training_read(&t, CK_GRADIENTS);
     ck_training_close(&t);
   }
   for (int micro = 0; micro < 2; micro++) {
     ck_assert_double_eq_tol(losses[1][micro], losses[0][micro], 1e-12 * fabs(losses[0][micro]));
   }
-  ck_assert_double_le(ck_rel_l2(gradients[1], gradients[0], count), 1e-12);
+  ck_assert_double_le(ck_arrays_off(gradients[1], gradients[0]), 1e-12);
 }
 
 /* Overwritten by forward where a backward is to follow, and by one only; not in evaluation. */
@@ -228,22 +224,21 @@ CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
-  int64_t count = 0;
   ck_assign(setup, .gradient_in_forward = true, .optimizer = ck_clipped_adamw);
   struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, NULL));
   bool failed = true;
   for (uint64_t n = 1; failed; n++) {
-    double *before = ck_training_read(&t, CK_VALUES, &count);
+    double *before = ck_training_read(&t, CK_VALUES);
     ck_assert_uint_lt(n, 1000);
     ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), n));
     const ek_status status = ck_training_step(&t, &batch, NULL);
     ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), 0));
     failed = status != EK_OK;
-    double *after = ck_training_read(&t, CK_VALUES, &count);
+    double *after = ck_training_read(&t, CK_VALUES);
     if (failed) {
       ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
-      ck_same_bits("parameters", after, before, count);
+      ck_arrays_same("parameters", after, before);
     }
   }
   ck_ok(ck_training_step(&t, &batch, NULL));
@@ -303,7 +298,6 @@ CK_LOOP(mean_and_sum_do_not_mix, CASES) {
   struct ck_training other; /* the same model with another criterion */
   ek_criterion *sum = NULL;
   struct forwarded f;
-  int64_t count = 0;
   double *gradients[2];
   other = t;
   ck_ok(t.setup.workload->criterion(&sum, EK_REDUCTION_SUM));
@@ -316,10 +310,10 @@ CK_LOOP(mean_and_sum_do_not_mix, CASES) {
     }
     drop(&f, &t);
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
-    gradients[refused] = ck_training_read(&t, CK_GRADIENTS, &count);
+    gradients[refused] = ck_training_read(&t, CK_GRADIENTS);
     ck_ok(ek_data_parallel_model_discard(t.model));
   }
-  ck_same_bits("kept", gradients[1], gradients[0], count);
+  ck_arrays_same("kept", gradients[1], gradients[0]);
   ek_data_parallel_criterion_free(other.loss);
   ek_criterion_free(sum);
 }
@@ -351,7 +345,7 @@ CK_TEST(wrong_targets) {
   ck_fails(ek_data_parallel_criterion_forward(t.loss, none, 1, good, 1), EK_ERR_DEVICE, "group");
   ck_ok(ek_data_parallel_criterion_forward(t.loss, outputs, 1, good, 1));
   ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
-  (void)ck_training_read(&t, CK_GRADIENTS, NULL); /* the step was not dropped */
+  (void)ck_training_read(&t, CK_GRADIENTS); /* the step was not dropped */
   ek_shards_free(&outputs[0]);
 }
 

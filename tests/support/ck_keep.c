@@ -15,6 +15,7 @@ struct kept {
   void (*release)(void *copy);
   void *copy;      /* what `release` gets: the handle itself, or a copy of a struct */
   uint64_t number; /* of all that was ever kept */
+  size_t elements; /* of an array */
 };
 
 static struct kept *list;
@@ -28,7 +29,7 @@ static void drop_lock(void) { (void)pthread_mutex_unlock(&lock); }
 
 static void watch_forks(void) { (void)pthread_atfork(take_lock, drop_lock, drop_lock); }
 
-static void keep(const void *thing, void *copy, void (*release)(void *copy)) {
+static void keep(const void *thing, void *copy, void (*release)(void *copy), size_t elements) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, watch_forks);
   take_lock();
@@ -38,7 +39,7 @@ static void keep(const void *thing, void *copy, void (*release)(void *copy)) {
     if (larger == NULL) abort();
     list = larger;
   }
-  list[count++] = (struct kept){thing, release, copy, ever++};
+  list[count++] = (struct kept){thing, release, copy, ever++, elements};
   drop_lock();
 }
 
@@ -61,7 +62,7 @@ static void *take_out(const void *thing, void (*release)(void *copy)) {
   return copy;
 }
 
-void ck_keep_by(void *thing, void (*release)(void *thing)) { keep(thing, thing, release); }
+void ck_keep_by(void *thing, void (*release)(void *thing)) { keep(thing, thing, release, 0); }
 
 void ck_forget(const void *thing) { (void)take_out(thing, NULL); }
 
@@ -112,8 +113,19 @@ void ck_release_all(void) {
 void *ck_array(size_t elements, size_t size) {
   void *array = calloc(elements + 1, size);
   ck_assert_ptr_nonnull(array);
-  keep(array, array, free);
+  keep(array, array, free, elements);
   return array;
+}
+
+int64_t ck_count(const void *array) {
+  int64_t elements = -1;
+  take_lock();
+  for (size_t i = count; i-- > 0 && elements < 0;) {
+    if (list[i].thing == array) elements = (int64_t)list[i].elements;
+  }
+  drop_lock();
+  ck_assert_msg(elements >= 0, "no array is kept here");
+  return elements;
 }
 
 void ck_drop(void *array) {
@@ -138,7 +150,7 @@ CK_PLAIN_HANDLES(END)
 
 #define KEEP_AND_FREE(noun)                                                                        \
   ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \
-    if (noun != NULL) keep(noun, noun, end_##noun);                                                \
+    if (noun != NULL) keep(noun, noun, end_##noun, 0);                                             \
     return noun;                                                                                   \
   }                                                                                                \
   void ck_free_##noun(ek_##noun *noun) {                                                           \
@@ -171,7 +183,9 @@ static void release_tensor(void *copy) {
 
 /* Tensors of the same memory hold a reference each, and one is as good as another. */
 ek_tensor ck_keep_tensor(ek_tensor tensor) {
-  if (tensor.memory != NULL) keep(tensor.memory, copy_of(&tensor, sizeof tensor), release_tensor);
+  if (tensor.memory != NULL) {
+    keep(tensor.memory, copy_of(&tensor, sizeof tensor), release_tensor, 0);
+  }
   return tensor;
 }
 
@@ -186,7 +200,9 @@ static void release_shards(void *copy) {
 }
 
 ek_shards ck_keep_shards(ek_shards shards) {
-  if (shards.parts != NULL) keep(shards.parts, copy_of(&shards, sizeof shards), release_shards);
+  if (shards.parts != NULL) {
+    keep(shards.parts, copy_of(&shards, sizeof shards), release_shards, 0);
+  }
   return shards;
 }
 

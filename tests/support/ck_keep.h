@@ -103,6 +103,8 @@ void ck_scope_end(const struct ck_scope *scope);
 /* Zeroed memory that is kept; never NULL. ck_drop() frees it early. */
 void *ck_array(size_t count, size_t size);
 void ck_drop(void *array);
+/* How many elements such an array has. */
+int64_t ck_count(const void *array);
 
 /* For helpers with an object of their own: release(thing) when the test ends; and no longer. */
 void ck_keep_by(void *thing, void (*release)(void *thing));

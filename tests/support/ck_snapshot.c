@@ -12,8 +12,7 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
   ck_assert_uint_le(shot.devices, CK_SNAPSHOT_DEVICES);
   const bool stepped = ek_data_parallel_optimizer_steps(training->optimizer) > 0;
   for (int i = 0; i < 2 && stepped && ek_optimizer_states(training->rule) == 2; i++) {
-    shot.states[i] =
-        ck_training_read(training, i == 0 ? CK_STATE_0 : CK_STATE_1, &shot.state_count);
+    shot.states[i] = ck_training_read(training, i == 0 ? CK_STATE_0 : CK_STATE_1);
   }
   for (size_t k = 0; k < shot.devices; k++) {
     CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(training->group, k)));
@@ -21,8 +20,7 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
     if (k > 0 && has_master(training)) continue;
     const ek_tensor *flat =
         ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
-    shot.parameter_count[k] = ek_tensor_count(flat);
-    shot.parameters[k] = ck_array((size_t)shot.parameter_count[k], sizeof(double));
+    shot.parameters[k] = ck_array((size_t)ek_tensor_count(flat), sizeof(double));
     ck_get(shot.parameters[k], flat);
   }
   return shot;
@@ -37,12 +35,10 @@ void ck_snapshot_drop(struct ck_snapshot *snapshot) {
 void ck_snapshot_same(const char *what, const struct ck_snapshot *a, const struct ck_snapshot *b) {
   for (int i = 0; i < 2; i++) {
     ck_assert((a->states[i] == NULL) == (b->states[i] == NULL));
-    if (a->states[i] != NULL) ck_same_bits(what, a->states[i], b->states[i], a->state_count);
+    if (a->states[i] != NULL) ck_arrays_same(what, a->states[i], b->states[i]);
   }
   for (size_t k = 0; k < a->devices; k++) {
-    if (a->parameters[k] != NULL) {
-      ck_same_bits(what, a->parameters[k], b->parameters[k], a->parameter_count[k]);
-    }
+    if (a->parameters[k] != NULL) ck_arrays_same(what, a->parameters[k], b->parameters[k]);
     ck_assert_msg(a->held[k] == b->held[k], "%s: device %zu holds %llu bytes, before %llu", what, k,
                   (unsigned long long)a->held[k], (unsigned long long)b->held[k]);
   }

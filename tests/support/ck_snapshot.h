@@ -15,9 +15,7 @@ enum { CK_SNAPSHOT_DEVICES = 8 };
 struct ck_snapshot {
   size_t devices;
   double *states[2]; /* of AdamW, all parameters one after the other; NULL before the first step */
-  int64_t state_count;
   double *parameters[CK_SNAPSHOT_DEVICES]; /* each replica's own */
-  int64_t parameter_count[CK_SNAPSHOT_DEVICES];
   uint64_t held[CK_SNAPSHOT_DEVICES]; /* bytes */
 };
 

@@ -114,8 +114,7 @@ const char *ck_state_name(const struct ck_training *training, const char *parame
 /* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The array is
  * kept (ck_keep.h), as are those of the functions below. */
 enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };
-double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
-                         int64_t *count);
+double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers);
 
 /* Each parameter's relative L2 error, and how many parameters there are (buffers do not count). */
 enum { CK_MOST_PARAMETERS = 64 };
@@ -136,7 +135,7 @@ void ck_runs_agree(const struct ck_training *got, const struct ck_training *want
 void ck_training_replicas_agree(const struct ck_training *training);
 
 /* The copies of parameters on a device that modules of 16 bits see. */
-double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count);
+double *ck_training_copies(const struct ck_training *training, size_t device);
 
 /*
  * Copies are the masters rounded where a device has both in the same order, what state.h reads
@@ -146,12 +145,11 @@ double *ck_training_copies(const struct ck_training *training, size_t device, in
 void ck_training_copies_are_right(const struct ck_training *training);
 
 /* Parameters after some steps of a batch of `samples` samples each. */
-double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps, int64_t samples,
-                        int64_t *count);
+double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps, int64_t samples);
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,
  * of 7 samples and of 2. */
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
-                   const char *spec, int placement, int64_t *count);
+                   const char *spec, int placement);
 /* Two modules for a workload (NULL: its own) train to the same bits. */
 void ck_trains_alike(const struct ck_workload *workload, ek_status (*want)(ek_module **),
                      ek_status (*got)(ek_module **), const char *spec, int placement);

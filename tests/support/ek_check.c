@@ -420,3 +420,13 @@ CK_UNWATCHED void ck_same_bits(const char *what, const double *a, const double *
     ck_abort_msg("%s[%" PRId64 "] of %" PRId64 ": %a and %a", what, i, count, a[i], b[i]);
   }
 }
+
+double ck_arrays_off(const double *got, const double *want) {
+  ck_assert_int_eq(ck_count(got), ck_count(want));
+  return ck_rel_l2(got, want, ck_count(want));
+}
+
+void ck_arrays_same(const char *what, const double *a, const double *b) {
+  ck_assert_int_eq(ck_count(a), ck_count(b));
+  ck_same_bits(what, a, b, ck_count(b));
+}

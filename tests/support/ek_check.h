@@ -329,6 +329,10 @@ void ck_within(const char *what, const double *got, const double *want, const do
 /* Every number is the same, bit for bit. */
 void ck_same_bits(const char *what, const double *a, const double *b, int64_t count);
 
+/* The same two of arrays that are kept (ck_array()), which must have equally many elements. */
+double ck_arrays_off(const double *got, const double *want);
+void ck_arrays_same(const char *what, const double *a, const double *b);
+
 /*
  * ---- the rig: one device, and all that a test makes on it ----
  *

@@ -75,31 +75,32 @@ static ek_status step(struct ck_training *training, uint64_t stream) {
 }
 
 /* Parameters after three steps, and after them the buffers. */
-static double *trained(struct ck_training *training, int64_t *count) {
+static double *trained(struct ck_training *training) {
   static const char *const names[] = {"0.running_mean", "0.running_var", "0.num_batches_tracked",
                                       "2.running_mean", "2.running_var", "2.num_batches_tracked"};
   enum { NAMES = 6, MOST = 2 * IN + 2 * WIDTH + 2 };
   for (uint64_t s = 0; s < 3; s++) ck_ok(step(training, s));
-  const double *parameters = ck_training_read(training, CK_VALUES, count);
-  double *values = ck_array((size_t)*count + MOST, sizeof *values);
-  memcpy(values, parameters, (size_t)*count * sizeof *values);
+  const double *parameters = ck_training_read(training, CK_VALUES);
+  const int64_t count = ck_count(parameters);
+  double *values = ck_array((size_t)count + MOST, sizeof *values), *next = values + count;
+  memcpy(values, parameters, (size_t)count * sizeof *values);
   for (int i = 0; i < NAMES; i++) {
     const int64_t size = i % 3 == 2 ? 1 : i < 3 ? IN : WIDTH;
     float numbers[WIDTH];
     const bool wide = training->setup.options.type == EK_F64;
     CK_GOT(ek_tensor, host,
-           ek_tensor_host(&host, wide ? (void *)(values + *count) : (void *)numbers,
+           ek_tensor_host(&host, wide ? (void *)next : (void *)numbers,
                           training->setup.options.type, i % 3 == 2 ? 0 : 1, &size));
     ck_ok(ek_state_read(&host, training->model, names[i]));
-    for (int64_t k = 0; k < size && !wide; k++) values[*count + k] = (double)numbers[k];
-    *count += size;
+    for (int64_t k = 0; k < size && !wide; k++) next[k] = (double)numbers[k];
+    next += size;
   }
   return values;
 }
 
-static double *trained_on(const struct ck_setup *setup, int64_t *count) {
+static double *trained_on(const struct ck_setup *setup) {
   struct ck_training training = ck_training_opened(setup);
-  return trained(&training, count);
+  return trained(&training);
 }
 
 /* ---- statistics of all devices ---- */
@@ -113,12 +114,11 @@ CK_LOOP(any_number_of_devices, 2 * CK_PLACEMENTS * SPECS) {
   const struct ck_setup alone = setup_of(ALL, "cpu:1", EK_MODE_REPLICATED, type);
   const struct ck_setup many =
       setup_of(placement % 2 == 0 ? ALL : AGAIN, specs[_i / 2 % SPECS], placement, type);
-  int64_t count = 0, others = 0;
-  double *want = trained_on(&alone, &count), *got = trained_on(&many, &others);
-  ck_assert_int_eq(count, others);
+  double *want = trained_on(&alone), *got = trained_on(&many);
+  const int64_t count = ck_count(want);
   ck_assert_msg(want[count - 1] == 6 && got[count - 1] == 6, "6 batches were %g and %g",
                 want[count - 1], got[count - 1]);
-  const double error = ck_rel_l2(got, want, count);
+  const double error = ck_arrays_off(got, want);
   ck_assert_msg(error <= (type == EK_F32 ? 1e-6 : 1e-12), "%s over %s, %s: off by %.3g",
                 many.workload->name, many.spec, ck_placement_name(placement), error);
 }
@@ -127,9 +127,8 @@ CK_LOOP(any_number_of_devices, 2 * CK_PLACEMENTS * SPECS) {
 CK_TEST(shards_differ) {
   const struct ck_setup alone = setup_of(SHARD, "cpu:1", EK_MODE_REPLICATED, EK_F64);
   const struct ck_setup many = setup_of(SHARD, "cpu:3", EK_MODE_REPLICATED, EK_F64);
-  int64_t count = 0, others = 0;
-  double *want = trained_on(&alone, &count), *got = trained_on(&many, &others);
-  ck_assert_double_ge(ck_rel_l2(got, want, count), 1e-4);
+  double *want = trained_on(&alone), *got = trained_on(&many);
+  ck_assert_double_ge(ck_arrays_off(got, want), 1e-4);
 }
 
 CK_LOOP(plan, 3) {
@@ -150,14 +149,12 @@ CK_LOOP(recomputed_chains, 4) {
   static const ek_recompute_kind kinds[] = {EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_ALL};
   const int workload = _i / 2 == 0 ? SHARD : ALL;
   const struct ck_setup setup = setup_of(workload, "cpu:2", EK_MODE_SHARDED, EK_F32);
-  int64_t count = 0, others = 0;
   policy.kind = EK_RECOMPUTE_NONE;
-  const double *want = trained_on(&setup, &count);
+  const double *want = trained_on(&setup);
   policy.kind = kinds[_i % 2];
-  const double *got = trained_on(&setup, &others);
+  const double *got = trained_on(&setup);
   policy.kind = EK_RECOMPUTE_NONE;
-  ck_assert_int_eq(count, others);
-  ck_same_bits(workloads[workload].name, got, want, count);
+  ck_arrays_same(workloads[workload].name, got, want);
 }
 
 static ek_group *open_deterministic(const char *spec) {
@@ -166,13 +163,12 @@ static ek_group *open_deterministic(const char *spec) {
   return group;
 }
 
-static double *trained_reproducibly(int workload, const char *spec, int placement, ek_type type,
-                                    int64_t *count) {
+static double *trained_reproducibly(int workload, const char *spec, int placement, ek_type type) {
   CK_WITH(struct ck_setup, setup, setup_of(workload, spec, placement, type),
           .options.reproducible = 8, .options.bucket_bytes = 64);
   ek_group *group = open_deterministic(spec);
   CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
-  double *values = trained(&training, count);
+  double *values = trained(&training);
   ck_training_free(&training);
   ek_group_free(group);
   return values;
@@ -181,12 +177,10 @@ static double *trained_reproducibly(int workload, const char *spec, int placemen
 CK_LOOP(reproducible, 3 * CK_PLACEMENTS) {
   static const char *const counts[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:5", "cpu:8"};
   const int workload = _i / CK_PLACEMENTS, placement = _i % CK_PLACEMENTS;
-  int64_t count = 0, others = 0;
-  const double *want = trained_reproducibly(workload, "cpu:1", EK_MODE_REPLICATED, EK_F32, &count);
+  const double *want = trained_reproducibly(workload, "cpu:1", EK_MODE_REPLICATED, EK_F32);
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-    const double *got = trained_reproducibly(workload, counts[i], placement, EK_F32, &others);
-    ck_assert_int_eq(count, others);
-    ck_same_bits(counts[i], got, want, count);
+    const double *got = trained_reproducibly(workload, counts[i], placement, EK_F32);
+    ck_arrays_same(counts[i], got, want);
   }
 }
 
@@ -195,11 +189,9 @@ CK_LOOP(reproducible, 3 * CK_PLACEMENTS) {
 CK_LOOP(reproducible_over_all_is_one_device, 2 * CK_PLACEMENTS) {
   const ek_type type = _i % 2 == 0 ? EK_F32 : EK_F64;
   const struct ck_setup alone = setup_of(ALL, "cpu:1", EK_MODE_REPLICATED, EK_F64);
-  int64_t count = 0, others = 0;
-  const double *want = trained_on(&alone, &count);
-  const double *got = trained_reproducibly(ALL, "cpu:3", _i / 2, type, &others);
-  ck_assert_int_eq(count, others);
-  ck_assert_double_le(ck_rel_l2(got, want, count), type == EK_F32 ? 1e-6 : 1e-12);
+  const double *want = trained_on(&alone);
+  const double *got = trained_reproducibly(ALL, "cpu:3", _i / 2, type);
+  ck_assert_double_le(ck_arrays_off(got, want), type == EK_F32 ? 1e-6 : 1e-12);
 }
 
 /* Each request for memory or a thread fails once while a model opens whose grains meet. */

@@ -201,27 +201,28 @@ static ek_status step(struct ck_training *training, uint64_t stream) {
 
 /* Parameters after three steps, and after them buffers. */
 enum { BUFFERS = 2 * IN + 2 * WIDTH + 2 };
-static double *numbers_of(const struct ck_training *training, int64_t *count) {
+static double *numbers_of(const struct ck_training *training) {
   static const struct {
     const char *name;
     int64_t count;
   } buffers[] = {{"0.mean", IN},    {"0.variance", IN},    {"0.batches", 1},
                  {"2.mean", WIDTH}, {"2.variance", WIDTH}, {"2.batches", 1}};
-  const double *parameters = ck_training_read(training, CK_VALUES, count);
-  double *values = ck_array((size_t)(*count + BUFFERS), sizeof *values);
-  memcpy(values, parameters, (size_t)*count * sizeof *values);
+  const double *parameters = ck_training_read(training, CK_VALUES);
+  const int64_t count = ck_count(parameters);
+  double *values = ck_array((size_t)(count + BUFFERS), sizeof *values), *next = values + count;
+  memcpy(values, parameters, (size_t)count * sizeof *values);
   for (int i = 0; i < 6; i++) {
-    CK_GOT(ek_tensor, host, ek_tensor_host(&host, values + *count, EK_F64, 1, &buffers[i].count));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, next, EK_F64, 1, &buffers[i].count));
     ck_ok(ek_state_read(&host, training->model, buffers[i].name));
-    *count += buffers[i].count;
+    next += buffers[i].count;
   }
   return values;
 }
 
-static double *trained(const struct ck_setup *setup, int64_t *count) {
+static double *trained(const struct ck_setup *setup) {
   struct ck_training training = ck_training_opened(setup);
   for (uint64_t s = 0; s < 3; s++) ck_ok(step(&training, s));
-  return numbers_of(&training, count);
+  return numbers_of(&training);
 }
 
 /* ---- tests ---- */
@@ -233,12 +234,11 @@ CK_LOOP(any_number_of_devices, CK_PLACEMENTS * SPECS) {
   const int placement = _i / SPECS;
   const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
   const struct ck_setup many = setup_of(&workloads[_i % 2], specs[_i % SPECS], placement);
-  int64_t count = 0, others = 0;
-  double *want = trained(&alone, &count), *got = trained(&many, &others);
-  ck_assert_int_eq(count, others);
+  double *want = trained(&alone), *got = trained(&many);
+  const int64_t count = ck_count(want);
   ck_assert_msg(want[count - 1] == 6 && got[count - 1] == 6, "6 batches were %g and %g",
                 want[count - 1], got[count - 1]);
-  const double error = ck_rel_l2(got, want, count);
+  const double error = ck_arrays_off(got, want);
   ck_assert_msg(error <= 1e-12, "%s over %s, %s: off by %.3g", many.workload->name, many.spec,
                 ck_placement_name(placement), error);
 }
@@ -250,10 +250,8 @@ CK_LOOP(with_the_loss_inside, 2) {
   CK_WITH(struct ck_setup, whole,
           setup_of(&workloads[0], _i == 0 ? "cpu:1" : "cpu:5", EK_MODE_REPLICATED),
           .own_loss = true);
-  int64_t count = 0, others = 0;
-  double *want = trained(&alone, &count), *got = trained(&whole, &others);
-  ck_assert_int_eq(count, others);
-  ck_assert_double_le(ck_rel_l2(got, want, count), 1e-12);
+  double *want = trained(&alone), *got = trained(&whole);
+  ck_assert_double_le(ck_arrays_off(got, want), 1e-12);
 }
 
 /* Evaluation uses what training has left, without collectives. */
@@ -261,9 +259,8 @@ CK_TEST(evaluation) {
   struct ck_training training = ck_training_of(setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED));
   ck_ok(step(&training, 0));
   double before[BUFFERS] = {0};
-  int64_t count = 0;
-  double *values = numbers_of(&training, &count);
-  for (int i = 0; i < BUFFERS; i++) before[i] = values[count - BUFFERS + i];
+  double *values = numbers_of(&training);
+  for (int i = 0; i < BUFFERS; i++) before[i] = values[ck_count(values) - BUFFERS + i];
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   options.training = options.gradient = false;
   struct ck_batch batch = batch_of(&workloads[0], 2, 9);
@@ -272,8 +269,8 @@ CK_TEST(evaluation) {
   ck_assert_int_eq(y.offsets[3], 2);
   ck_assert_int_eq(y.parts[2].shape[0], 0);
   ek_shards_free(&y);
-  values = numbers_of(&training, &count);
-  ck_same_bits("buffers", values + count - BUFFERS, before, BUFFERS);
+  values = numbers_of(&training);
+  ck_same_bits("buffers", values + ck_count(values) - BUFFERS, before, BUFFERS);
 }
 
 /* A device that only counts takes as much memory as one that computes. */
@@ -315,12 +312,12 @@ static const struct ck_workload later = {
     "postponed", postponing, ek_mean_squared_error_create, squares, 0, false, 0};
 
 /* Parameters after a step of 3 samples. */
-static double *shifted(const char *spec, int placement, int64_t *count) {
+static double *shifted(const char *spec, int placement) {
   struct ck_training training = ck_training_of(setup_of(&later, spec, placement));
   struct ck_batch batch = batch_of(&later, 3, 1);
   memset(trail, 0, sizeof trail);
   ck_ok(ck_training_step(&training, &batch, NULL));
-  return ck_training_read(&training, CK_VALUES, count);
+  return ck_training_read(&training, CK_VALUES);
 }
 
 /* The rest of a backward comes during the next sum, before the next one that is postponed, before
@@ -328,15 +325,13 @@ static double *shifted(const char *spec, int placement, int64_t *count) {
  * where parameters are lent, nothing is postponed. The sums are exact to 1e-12 as above. */
 CK_LOOP(postponed, CK_PLACEMENTS * SPECS) {
   const int placement = _i / SPECS;
-  int64_t count = 0, others = 0;
-  double *want = shifted("cpu:1", EK_MODE_REPLICATED, &count);
+  double *want = shifted("cpu:1", EK_MODE_REPLICATED);
   ck_assert_str_eq(trail, "snsn()snsn()sn");
-  double *got = shifted(specs[_i % SPECS], placement, &others);
+  double *got = shifted(specs[_i % SPECS], placement);
   const bool lent = strncmp(ck_placement_name(placement), "fully-sharded", 13) == 0;
   ck_assert_msg(strcmp(trail, lent ? "snsn()snsn()sn" : "ssln()ssl(l)sl") == 0, "%s: %s",
                 ck_placement_name(placement), trail);
-  ck_assert_int_eq(count, others);
-  ck_assert_double_le(ck_rel_l2(got, want, count), 1e-12);
+  ck_assert_double_le(ck_arrays_off(got, want), 1e-12);
 }
 
 /* A rest that fails names its module, whichever function it interrupts. */

@@ -52,13 +52,12 @@ static bool compares_parameters(const struct ck_training *training) {
 
 struct answer {
   double loss, *gradients, allowed[CK_MOST_PARAMETERS];
-  int64_t count; /* of gradients */
 };
 
 static double *gradients_of(struct ck_training *training, const struct ck_batch *batch,
-                            double *loss, int64_t *count) {
+                            double *loss) {
   ck_ok(ck_training_backward(training, batch, NULL, false, loss));
-  double *gradients = ck_training_read(training, CK_GRADIENTS, count);
+  double *gradients = ck_training_read(training, CK_GRADIENTS);
   ck_ok(ek_data_parallel_model_discard(training->model));
   return gradients;
 }
@@ -97,7 +96,7 @@ static void reference_open(struct reference *reference, int variant) {
 /* What each parameter's gradient of `batch` may be off by: see above. */
 static void allow(struct answer *answer, const struct ck_training *one, struct ck_training *fine,
                   const struct ck_batch *batch) {
-  double loss = 0, *truth = gradients_of(fine, batch, &loss, NULL);
+  double loss = 0, *truth = gradients_of(fine, batch, &loss);
   const size_t known = ck_training_errors(answer->allowed, one, answer->gradients, truth);
   for (size_t i = 0; i < known; i++) {
     ck_assert_double_le(answer->allowed[i], 1e-5);
@@ -114,7 +113,7 @@ static const struct answer *answer_of(struct reference *reference, int64_t sampl
   const ek_type type = one->setup.options.type;
   struct ck_batch *const batch = &reference->batch[samples];
   *batch = ck_batch_make(one->setup.workload, type, samples, ignore, stream);
-  answer->gradients = gradients_of(one, batch, &answer->loss, &answer->count);
+  answer->gradients = gradients_of(one, batch, &answer->loss);
   if (!compares_parameters(one)) return answer;
   struct ck_batch exact = ck_batch_make(one->setup.workload, EK_F64, samples, ignore, stream);
   allow(answer, one, &reference->fine, &exact);
@@ -127,8 +126,8 @@ static void close_to(const char *what, const struct ck_training *training,
   ck_assert_msg(fabs(loss - want->loss) <= allowed * fabs(want->loss),
                 "%s: the loss of %s is %.17g, not %.17g", what, training->setup.workload->name,
                 loss, want->loss);
-  double *gradients = ck_training_read(training, CK_GRADIENTS, NULL);
-  const double error = ck_rel_l2(gradients, want->gradients, want->count);
+  double *gradients = ck_training_read(training, CK_GRADIENTS);
+  const double error = ck_arrays_off(gradients, want->gradients);
   ck_assert_msg(error <= allowed, "%s: the gradient is off by %.3g", what, error);
   if (compares_parameters(training)) {
     ck_training_compare(what, training, gradients, want->gradients, allowed, want->allowed);
@@ -139,14 +138,13 @@ static void close_to(const char *what, const struct ck_training *training,
 static void repeats(const char *what, struct ck_training *training, const struct ck_batch *batch,
                     const ek_scatter_options *scatter) {
   double *gradients[2], loss[2];
-  int64_t count = 0;
   for (int i = 0; i < 2; i++) {
     ck_ok(ck_training_backward(training, batch, scatter, false, &loss[i]));
-    gradients[i] = ck_training_read(training, CK_GRADIENTS, &count);
+    gradients[i] = ck_training_read(training, CK_GRADIENTS);
     ck_ok(ek_data_parallel_model_discard(training->model));
   }
   ck_same_bits(what, &loss[0], &loss[1], 1);
-  ck_same_bits(what, gradients[0], gradients[1], count);
+  ck_arrays_same(what, gradients[0], gradients[1]);
 }
 
 static void one_batch(struct ck_training *many, const struct ck_batch *batch,
@@ -231,18 +229,17 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 1.0, 5);
     struct ck_training training = ck_training_opened(&setup);
     double loss = NAN, weight = NAN;
-    int64_t count = 0;
     ck_ok(ck_training_backward(&training, &batch, NULL, false, &loss));
     ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, training.loss));
     ck_assert_double_eq(loss, 0);
     ck_assert_double_eq(weight, 0);
-    double *gradients = ck_training_read(&training, CK_GRADIENTS, &count);
-    for (int64_t i = 0; i < count; i++) ck_assert_double_eq(gradients[i], 0);
+    double *gradients = ck_training_read(&training, CK_GRADIENTS);
+    for (int64_t i = 0; i < ck_count(gradients); i++) ck_assert_double_eq(gradients[i], 0);
     CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training.optimizer));
     ck_assert(result.empty && result.loss == 0 && result.weight == 0 && result.step == 1);
     ck_assert_double_eq(result.gradient_norm, 0);
-    double *values = ck_training_read(&training, CK_VALUES, &count);
-    for (int64_t i = 0; i < count; i++) ck_assert(isfinite(values[i]));
+    double *values = ck_training_read(&training, CK_VALUES);
+    for (int64_t i = 0; i < ck_count(values); i++) ck_assert(isfinite(values[i]));
     ck_training_close(&training);
   }
 }
@@ -260,12 +257,12 @@ static ek_status smoothed(ek_criterion **criterion, ek_reduction reduction) {
 
 /* The step's gradient and result of samples 0 .. samples - 1 in micro-batches of `size`. */
 static double *weightless_step(struct ck_training *t, const struct ck_batch *batch, int64_t samples,
-                               int64_t size, ek_step_result *result, int64_t *count) {
+                               int64_t size, ek_step_result *result) {
   for (int64_t first = 0; first < samples; first += size) {
     const struct ck_batch part = ck_batch_samples(batch, first, size);
     ck_ok(ck_training_backward(t, &part, NULL, first + size < samples, NULL));
   }
-  double *gradients = ck_training_read(t, CK_GRADIENTS, count);
+  double *gradients = ck_training_read(t, CK_GRADIENTS);
   ck_ok(ek_data_parallel_optimizer_step(result, t->optimizer));
   return gradients;
 }
@@ -288,22 +285,21 @@ CK_LOOP(targets_without_weight, CK_MODES) {
       targets[i] = weightless ? i % 2 * 4 : 1 + i % 3;
     }
     ek_step_result want, got;
-    int64_t count = 0;
     struct ck_training one = ck_training_opened(&alone);
     struct ck_training many = ck_training_opened(&setup);
-    double *whole = weightless_step(&one, &batch, SAMPLES, SAMPLES, &want, &count);
+    double *whole = weightless_step(&one, &batch, SAMPLES, SAMPLES, &want);
     for (int64_t size = 2; size <= SAMPLES; size *= size == 2 ? 3 : 2) {
       ck_training_close(&many); /* parameters as they were */
       many = ck_training_opened(&setup);
-      double *parts = weightless_step(&many, &batch, SAMPLES, size, &got, &count);
+      double *parts = weightless_step(&many, &batch, SAMPLES, size, &got);
       ck_assert_double_eq_tol(got.loss, want.loss, 1e-12 * want.loss);
       ck_assert_double_eq_tol(got.weight, want.weight, 1e-12 * want.weight);
-      ck_assert_double_le(ck_rel_l2(parts, whole, count), 1e-12);
+      ck_assert_double_le(ck_arrays_off(parts, whole), 1e-12);
     }
     const struct ck_batch part = ck_batch_samples(&batch, how % 2 == 0 ? 0 : SAMPLES / 2, 6);
-    double *nothing = weightless_step(&many, &part, 6, 3, &got, &count);
+    double *nothing = weightless_step(&many, &part, 6, 3, &got);
     ck_assert(got.empty && got.loss == 0 && got.weight == 0 && got.gradient_norm == 0);
-    for (int64_t i = 0; i < count; i++) ck_assert_double_eq(nothing[i], 0);
+    for (int64_t i = 0; i < ck_count(nothing); i++) ck_assert_double_eq(nothing[i], 0);
     ck_training_close(&one);
     ck_training_close(&many);
   }

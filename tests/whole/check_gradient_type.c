@@ -36,7 +36,7 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
 /* Gradients of a step of samples first .. last - 1 in two micro-batches, cut at `middle`, or in
  * one. */
 static double *gradients_of(const struct ck_setup *setup, int64_t first, int64_t middle,
-                            int64_t last, int64_t *count) {
+                            int64_t last) {
   struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 5);
   struct ck_training t = ck_training_opened(setup);
   if (middle > first) {
@@ -45,7 +45,7 @@ static double *gradients_of(const struct ck_setup *setup, int64_t first, int64_t
   }
   const struct ck_batch rest = ck_batch_samples(&batch, middle, last - middle);
   ck_ok(ck_training_backward(&t, &rest, NULL, false, NULL));
-  double *values = ck_training_read(&t, CK_GRADIENTS, count);
+  double *values = ck_training_read(&t, CK_GRADIENTS);
   ck_training_close(&t);
   return values;
 }
@@ -61,24 +61,26 @@ static ek_status wide_mlp(ek_module **module) {
 CK_LOOP(a_gradient_is_rounded_once, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w <= CK_WORKLOADS; w++) {
-    int64_t count = 0;
     struct ck_workload workload = *(w < CK_WORKLOADS ? &ck_workloads[w] : ck_workload("mlp"));
     struct ck_setup setup = setup_of(_i, workload.name, "cpu:1");
     if (w == CK_WORKLOADS) workload.module = wide_mlp;
     setup.workload = &workload;
     CK_WITH(struct ck_setup, wide, setup, .options.gradient_type = EK_F32);
-    double *got = gradients_of(&setup, 0, 0, SAMPLES, &count);
-    double *want = gradients_of(&wide, 0, 0, SAMPLES, &count);
-    for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(setup.options.gradient_type, want[i]);
-    ck_same_bits(workload.name, got, want, count);
+    double *got = gradients_of(&setup, 0, 0, SAMPLES);
+    double *want = gradients_of(&wide, 0, 0, SAMPLES);
+    for (int64_t i = 0; i < ck_count(want); i++) {
+      want[i] = ck_round_to(setup.options.gradient_type, want[i]);
+    }
+    ck_arrays_same(workload.name, got, want);
   }
 }
 
 /* abs(got - want) is at most v times `sizes`, and as much as the smallest numbers of f16 round. */
-static void within(const double *got, const double *want, const double *sizes, int64_t count,
-                   ek_type type, double roundings) {
+static void within(const double *got, const double *want, const double *sizes, ek_type type,
+                   double roundings) {
   const double v = rounding_of(type), tiny = type == EK_F16 ? 0x1p-25 : 0x1p-134;
-  for (int64_t i = 0; i < count; i++) {
+  ck_assert_int_eq(ck_count(got), ck_count(sizes));
+  for (int64_t i = 0; i < ck_count(got); i++) {
     const double bound = (v + 0x1p-20) * sizes[i] + roundings * tiny;
     ck_assert_msg(fabs(got[i] - want[i]) <= bound, "number %lld: %.9g, expected %.9g +- %.3g",
                   (long long)i, got[i], want[i], bound);
@@ -93,44 +95,43 @@ static void within(const double *got, const double *want, const double *sizes, i
  */
 CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
   static const int64_t cut[DEVICES + 1] = {0, 3, 6, 8};
-  int64_t count = 0;
   if (!ck_part(_i)) return;
   const struct ck_setup many = setup_of(_i, "mlp", "cpu:3");
   CK_WITH(struct ck_setup, one, setup_of(_i, "mlp", "cpu:1"), .options.gradient_type = EK_F32);
-  double *got = gradients_of(&many, 0, 0, SAMPLES, &count);
+  double *got = gradients_of(&many, 0, 0, SAMPLES);
+  const int64_t count = ck_count(got);
   double *want = ck_array((size_t)count, sizeof *want);
   double *sizes = ck_array((size_t)count, sizeof *sizes);
   for (int k = 0; k < DEVICES; k++) {
-    double *part = gradients_of(&one, cut[k], cut[k], cut[k + 1], &count);
+    double *part = gradients_of(&one, cut[k], cut[k], cut[k + 1]);
     for (int64_t i = 0; i < count; i++) {
       want[i] += part[i];
       sizes[i] += (DEVICES + 1) * fabs(part[i]);
     }
   }
-  within(got, want, sizes, count, many.options.gradient_type, DEVICES + 1);
+  within(got, want, sizes, many.options.gradient_type, DEVICES + 1);
 }
 
 /* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep
  * shares it is rounded by itself, too. */
 CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
-  int64_t count = 0;
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, "mlp", "cpu:1");
   CK_WITH(struct ck_setup, wide, setup, .options.gradient_type = EK_F32);
-  double *got = gradients_of(&setup, 0, 5, SAMPLES, &count);
-  double *want = gradients_of(&wide, 0, 0, 5, &count);
-  double *second = gradients_of(&wide, 5, 5, SAMPLES, &count);
-  double *sizes = ck_array((size_t)count, sizeof *sizes);
-  for (int64_t i = 0; i < count; i++) {
+  double *got = gradients_of(&setup, 0, 5, SAMPLES);
+  double *want = gradients_of(&wide, 0, 0, 5);
+  double *second = gradients_of(&wide, 5, 5, SAMPLES);
+  double *sizes = ck_array((size_t)ck_count(want), sizeof *sizes);
+  for (int64_t i = 0; i < ck_count(want); i++) {
     sizes[i] = 2.02 * (fabs(want[i]) + fabs(second[i]));
     want[i] += second[i];
   }
-  within(got, want, sizes, count, setup.options.gradient_type, 3);
+  within(got, want, sizes, setup.options.gradient_type, 3);
 }
 
 /* ---- training ---- */
 
-static double *trained(const struct ck_setup *setup, int64_t *count) {
+static double *trained(const struct ck_setup *setup) {
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1,
           .deterministic = true);
   CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(setup->spec), &options));
@@ -140,20 +141,19 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
     ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
     ck_ok(ck_training_step(&t, &batch, NULL));
   }
-  return ck_training_read(&t, CK_VALUES, count);
+  return ck_training_read(&t, CK_VALUES);
 }
 
 /* Any number of devices, with the tree of sums in 16 bits. */
 CK_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
   double *values[3];
-  int64_t count = 0;
   if (!ck_part(_i)) return;
   for (int i = 0; i < 3; i++) {
     CK_WITH(struct ck_setup, setup, setup_of(_i, "gpt", specs[i]),
             .options.outputs = EK_OUTPUTS_STAY, .options.reproducible = 3);
-    values[i] = trained(&setup, &count);
-    if (i > 0) ck_same_bits(specs[i], values[i], values[0], count);
+    values[i] = trained(&setup);
+    if (i > 0) ck_arrays_same(specs[i], values[i], values[0]);
   }
 }
 
@@ -257,14 +257,13 @@ CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
                                             .growth = 2,
                                             .backoff = 0.5,
                                             .interval = 2000};
-  int64_t count = 0;
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 5);
-  double *before = ck_training_read(&t, CK_VALUES, &count);
+  double *before = ck_training_read(&t, CK_VALUES);
   ck_ok(ck_training_step(&t, &batch, &result));
   ck_assert(result.skipped);
-  double *values = ck_training_read(&t, CK_VALUES, &count);
-  ck_same_bits("parameters", values, before, count);
+  double *values = ck_training_read(&t, CK_VALUES);
+  ck_arrays_same("parameters", values, before);
   for (int i = 0; i < 40 && result.skipped; i++) ck_ok(ck_training_step(&t, &batch, &result));
   ck_assert(!result.skipped);
   ck_assert_int_eq(result.step, 1);

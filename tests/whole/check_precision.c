@@ -31,7 +31,7 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
   return setup;
 }
 
-static double *trained(const struct ck_setup *setup, int64_t *count) {
+static double *trained(const struct ck_setup *setup) {
   struct ck_training t = ck_training_opened(setup);
   ck_training_copies_are_right(&t);
   for (uint64_t step = 0; step < STEPS; step++) {
@@ -39,7 +39,7 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
     ck_ok(ck_training_step(&t, &batch, NULL));
     ck_training_copies_are_right(&t);
   }
-  double *values = ck_training_read(&t, CK_VALUES, count);
+  double *values = ck_training_read(&t, CK_VALUES);
   ck_training_close(&t);
   return values;
 }
@@ -68,7 +68,6 @@ static struct ck_setup setup_at(int number, const char *workload) {
  * micro-batches. */
 struct numbers {
   double *gradients, *first, *second;
-  int64_t count;
 };
 
 static struct numbers numbers_of(const struct ck_setup *setup) {
@@ -77,13 +76,13 @@ static struct numbers numbers_of(const struct ck_setup *setup) {
   struct ck_batch other = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 21);
   struct ck_training t = ck_training_opened(setup);
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
-  it.gradients = ck_training_read(&t, CK_GRADIENTS, &it.count);
+  it.gradients = ck_training_read(&t, CK_GRADIENTS);
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   ck_ok(ck_training_step(&t, &other, NULL));
-  it.first = ck_training_read(&t, CK_VALUES, NULL);
+  it.first = ck_training_read(&t, CK_VALUES);
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
   ck_ok(ck_training_step(&t, &other, NULL));
-  it.second = ck_training_read(&t, CK_VALUES, NULL);
+  it.second = ck_training_read(&t, CK_VALUES);
   ck_training_close(&t);
   return it;
 }
@@ -102,12 +101,12 @@ CK_LOOP(placements_agree, ck_if_halves(TABLE)) {
     CK_WITH(struct ck_setup, replicated, setup, .options.state = EK_STATE_REPLICATED);
     const struct numbers got = numbers_of(&setup), again = numbers_of(&setup);
     const struct numbers want = numbers_of(&replicated);
-    ck_same_bits(name, again.gradients, got.gradients, got.count);
-    ck_same_bits(name, again.first, got.first, got.count);
-    ck_same_bits(name, again.second, got.second, got.count);
+    ck_arrays_same(name, again.gradients, got.gradients);
+    ck_arrays_same(name, again.first, got.first);
+    ck_arrays_same(name, again.second, got.second);
     name = ck_placement_name(_i % CK_PLACEMENTS);
-    ck_same_bits(name, got.gradients, want.gradients, got.count);
-    if (setup.options.gradient_type == 0) ck_same_bits(name, got.first, want.first, got.count);
+    ck_arrays_same(name, got.gradients, want.gradients);
+    if (setup.options.gradient_type == 0) ck_arrays_same(name, got.first, want.first);
   }
 }
 
@@ -152,16 +151,15 @@ CK_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   const double v = halves[_i / CK_PLACEMENTS] == EK_BF16 ? 0x1p-8 : 0x1p-11;
   for (int w = 0; w < CK_WORKLOADS; w++) {
-    int64_t count = 0;
     struct ck_setup many = setup_of(_i, ck_workloads[w].name, "cpu:3"), one = many, start = many;
     one.spec = "cpu:1";
     start.optimizer = NULL;
     struct ck_training t = ck_training_opened(&start);
-    double *before = ck_training_read(&t, CK_VALUES, &count);
+    double *before = ck_training_read(&t, CK_VALUES);
     ck_training_close(&t);
-    double *got = trained(&many, &count), *want = trained(&one, &count);
+    double *got = trained(&many), *want = trained(&one);
     double change = 0, difference = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < ck_count(want); i++) {
       change += (want[i] - before[i]) * (want[i] - before[i]);
       difference += (got[i] - want[i]) * (got[i] - want[i]);
     }
@@ -267,11 +265,10 @@ static ek_status forgetful(ek_optimizer **optimizer) {
 CK_LOOP(rules_need_not_write_copies, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3"), own = setup;
-  int64_t count = 0;
   own.optimizer = forgetful;
   saw_copy = false;
-  double *got = trained(&own, &count), *want = trained(&setup, &count);
-  ck_same_bits("parameters", got, want, count);
+  double *got = trained(&own), *want = trained(&setup);
+  ck_arrays_same("parameters", got, want);
   ck_assert(!saw_copy);
 }
 
@@ -351,7 +348,6 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
       {EK_RECOMPUTE_NONE, 0, false}, {EK_RECOMPUTE_EVERY, 0, false}, {EK_RECOMPUTE_ALL, 0, false},
       {EK_RECOMPUTE_NONE, 3, true}, {EK_RECOMPUTE_CHEAP, 3, true}};
   double *values[5];
-  int64_t count = 0;
   workload.module = small_gpt;
   for (int i = 0; i < 5; i++) {
     ck_deterministic(cases[i].deterministic);
@@ -365,9 +361,9 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
       ck_ok(ck_training_step(&t, &batch, NULL));
     }
     ck_training_copies_are_right(&t);
-    values[i] = ck_training_read(&t, CK_VALUES, &count);
+    values[i] = ck_training_read(&t, CK_VALUES);
     ck_training_close(&t);
-    ck_same_bits("recomputed", values[i], values[cases[i].like], count);
+    ck_arrays_same("recomputed", values[i], values[cases[i].like]);
   }
 }
 
