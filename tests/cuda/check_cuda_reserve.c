@@ -76,8 +76,7 @@ static ek_memory_outside outside_of(const ek_group *group, int number, int gpu) 
   return sum;
 }
 
-CK_LOOP(a_default_capacity_leaves_the_reserve, GROUPS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_default_capacity_leaves_the_reserve, GROUPS) {
   ek_group *group = ck_open(groups[_i].spec, 0);
   for (int gpu = 0; gpu < groups[_i].gpus; gpu++) {
     const ek_memory_outside outside = outside_of(group, _i, gpu);
@@ -100,8 +99,7 @@ CK_LOOP(a_default_capacity_leaves_the_reserve, GROUPS) {
 }
 
 /* With a second communicator, as a second model would open. */
-CK_LOOP(training_stays_within_the_reserve, GROUPS * 2 * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(training_stays_within_the_reserve, GROUPS * 2 * CK_MODES) {
   const struct ck_setup setup = ck_setup_mode(ck_workload(_i / GROUPS % 2 == 0 ? "gpt" : "mlp"),
                                               groups[_i % GROUPS].spec, (ek_mode)(_i / GROUPS / 2));
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0.2, 5);
@@ -226,8 +224,7 @@ static const struct {
              {CUEMU_LAUNCH, "cuda:5@40MiB", 5}, {CUEMU_KERNEL, "cuda:6@40MiB", 6},
              {CUEMU_BLAS, "cuda:7@40MiB", 7},   {CUEMU_NCCL, "cuda:0-1@40MiB", 1}};
 
-CK_LOOP(loading_fails, sizeof kinds / sizeof kinds[0]) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(loading_fails, sizeof kinds / sizeof kinds[0]) {
   unsigned long n = 1;
   for (;; n++) {
     ek_group *group = NULL;

@@ -24,11 +24,7 @@ enum { SPECS = 3, WORKLOADS = 2, HALVES = 2, STEPS = 3, SAMPLES = 11 };
 enum { CASES = SPECS * WORKLOADS * CK_MODES };
 
 /* Not AdamW: where a gradient is nearly 0 it turns a rounding into a whole step. */
-static ek_status momentum(ek_optimizer **optimizer) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.1, .momentum = 0.9,
-          .clip_norm = 0.5);
-  return ek_sgd_create(optimizer, &options);
-}
+CK_SGD(momentum, .learning_rate = 0.1, .momentum = 0.9, .clip_norm = 0.5)
 
 struct run {
   double losses[STEPS];
@@ -131,8 +127,7 @@ static void has_the_planned_peak(const struct run *cuda, struct ck_setup planned
 }
 
 /* In one test, because the runs take most of the time. */
-CK_LOOP(the_cpus_results_every_time_in_the_planned_memory, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(the_cpus_results_every_time_in_the_planned_memory, CASES) {
   const struct ck_setup on_cpu = setup_of(_i, "cpu:4");
   const struct ck_setup on_cuda = setup_of(_i, specs[_i % SPECS]);
   struct run cpu = train(&on_cpu), first = train(&on_cuda), second = train(&on_cuda);
@@ -142,8 +137,7 @@ CK_LOOP(the_cpus_results_every_time_in_the_planned_memory, CASES) {
   has_the_planned_peak(&first, setup_of(_i, "plan-cuda:4"), true);
 }
 
-CK_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
   const struct ck_setup on_cpu = half_setup_of(_i, false), on_cuda = half_setup_of(_i, true);
   struct ck_setup planned = on_cuda;
   planned.spec = "plan-cuda:4";
@@ -156,8 +150,7 @@ CK_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
 /* Written in forward or in backward: the sum of exponentials has another order, so that the
  * gradient of the logits differs by some units of 2^-24; and its place is all that the peak
  * depends on. */
-CK_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
   struct ck_setup setup = setup_of(_i * SPECS, specs[_i % SPECS]);
   struct run late = train(&setup);
   setup.gradient_in_forward = true;

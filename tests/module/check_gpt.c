@@ -20,14 +20,8 @@ SMALL(untied, 2, 0.0, true)
 SMALL(dropout, 2, 0.2, false)
 SMALL(flat, 0, 0.0, false)
 
-static ek_status create_padded(ek_module **module) {
-  CK_WITH(ek_gpt_options, options, small(2, 0.0, false), .logits_columns = 12);
-  return ek_gpt_create(module, &options);
-}
-static ek_status create_unbiased(ek_module **module) {
-  CK_WITH(ek_gpt_options, options, small(2, 0.0, false), .bias = false);
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(create_padded, small(2, 0.0, false), .logits_columns = 12)
+CK_GPT(create_unbiased, small(2, 0.0, false), .bias = false)
 
 /* depth: fifteen operations a block, forward and backward, times a few for normalisations and
  * softmaxes, whose backwards are differences. */
@@ -87,8 +81,7 @@ CK_LOOP(formula, 3) {
 /* The values of every parameter of `from` go to the one of the same name in `to`. */
 static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
   double *values = ck_bed_parameters(from);
-  for (size_t i = 0; i < ek_replica_parameter_count(to->replica); i++) {
-    CK_GOT(ek_parameter_info, there, ek_replica_parameter(&there, to->replica, i));
+  CK_EACH_PARAMETER(there, to->replica) {
     CK_GOT(ek_parameter_info, here, ek_replica_find(&here, from->replica, there.name));
     ck_set(&there.value, values + here.offset);
   }
@@ -173,8 +166,7 @@ CK_TEST(defaults) {
   CK_OPENED(ek_module *, module, ek_gpt_create(&module, NULL));
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("plan:1"), module, NULL));
   int64_t count = 0;
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     count += ek_tensor_count(&info.value);
   }
   ck_assert_int_eq(count, 124439808);

@@ -40,12 +40,8 @@ QWEN(create_every, EK_RECOMPUTE_EVERY, 2, 0)
 QWEN(create_all, EK_RECOMPUTE_ALL, 0, 0)
 QWEN(create_cheap, EK_RECOMPUTE_CHEAP, 0, 0)
 
-static ek_status create_gpt(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, 6, WIDTH, LAYERS, 2);
-  options.attention_dropout = 0.2;
-  options.segments = true;
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(create_gpt, ck_gpt_sizes(VOCABULARY, 6, WIDTH, LAYERS, 2), .attention_dropout = 0.2,
+       .segments = true)
 
 static ek_status create_plain(ek_module **m) { return create_with(m, LAYERS, 0, false, false, 0); }
 static ek_status create_tied(ek_module **m) { return create_with(m, LAYERS, 2, true, true, 0); }

@@ -188,8 +188,7 @@ static void note(void *context, ek_check check, double error) {
 
 /* ---- what passes ---- */
 
-CK_LOOP(a_right_module_passes, 6) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_right_module_passes, 6) {
   static const char *const devices[] = {"cpu:1", "cpu:2", "cpu:7"};
   struct reports reports = {0};
   CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .report = note,

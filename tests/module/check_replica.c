@@ -154,8 +154,7 @@ CK_TEST(values_depend_on_names) {
 CK_TEST(decay) {
   struct bench bench = bench_open("plan:1", tiny_gpt());
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, NULL));
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     ck_assert_msg(info.no_decay == (info.value.rank == 1), "%s", info.name);
     ck_assert(!info.frozen);
   }
@@ -301,8 +300,7 @@ CK_LOOP(options_of_layers, WISHES * LAYERS) {
   struct bench bench = bench_open("cpu:1", module);
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), layer->parameters[wishes.bias]);
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     parameter_is_as_wished(&info, layer, &wishes);
   }
 }

@@ -53,8 +53,7 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
   CK_OPENED(ek_module *, module, ek_resnet_create(&module, &options));
   ek_replica *replica = counted(module);
   int64_t count = 0;
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     if (!info.buffer) count += ek_tensor_count(&info.value);
   }
   ck_assert_int_eq(count, trained[_i]);

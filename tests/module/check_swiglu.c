@@ -47,14 +47,9 @@ CK_TEST(formula) {
 
 /* ---- several devices ---- */
 
-static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, WIDTH}};
-  batch->target[0] = batch->input[0];
-}
-
 static const struct ck_workload workload = {
-    "swiglu", with_bias, ek_mean_squared_error_create, shapes, 1, false, 0};
+    .name = "swiglu", .module = with_bias, .criterion = ek_mean_squared_error_create,
+    .sample = CK_SAMPLE(CK_ROW(WIDTH), CK_ROW(WIDTH))};
 
 static double *gradients(struct ck_training *training, const char *spec, ek_mode mode) {
   CK_WITH(struct ck_setup, setup, ck_setup_mode(&workload, spec, mode), .options.type = EK_F64);

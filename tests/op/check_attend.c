@@ -399,8 +399,7 @@ CK_LOOP(large_scores, VARIANTS) {
 }
 
 /* What comes later, NaN included, changes no bit of what came before. */
-CK_LOOP(causality, VARIANTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(causality, VARIANTS) {
   static const int64_t size[5] = {1, 300, 2, 16};
   static const int64_t cuts[] = {1, 63, 64, 127, 128, 129, 299};
   struct ck_rig *rig = open_variant(_i);

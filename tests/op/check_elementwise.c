@@ -482,8 +482,7 @@ CK_RIG_LOOP(dropout_of_a_slice_is_a_slice_of_dropout, ck_variants()) {
 }
 
 /* 2^17 draws: the number kept is within 6 standard deviations, sqrt(n p (1 - p)), of n (1 - p). */
-CK_LOOP(dropout_keeps_the_right_share, ck_variants()) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(dropout_keeps_the_right_share, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const int64_t n = INT64_C(1) << 17;
   const double p = 0.2;

@@ -169,8 +169,7 @@ CK_RIG_LOOP(bad_classes, ck_variants()) {
 #if !CK_TSAN
 /* A block of a GPU takes several rows, and copies the next while it writes the gradient of one;
  * each row begins at another offset. */
-CK_LOOP(cross_entropy_in_turns, 2 * ck_variants()) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(cross_entropy_in_turns, 2 * ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i / 2);
   struct ck_loss f = ck_loss_make(rig, ck_on_gpu() ? 270 : 9, 523); /* a CPU has no such turns */
   if (_i % 2 == 1) ck_assign(f, .weights = ck_values(rig, f.classes, 0.25, 4), .smoothing = 0.1);
@@ -339,8 +338,7 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
   }
 }
 
-CK_LOOP(cross_entropy_repeats, ck_variants()) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(cross_entropy_repeats, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 1000, 67);
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);

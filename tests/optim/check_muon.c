@@ -257,8 +257,7 @@ static void follow_step(struct ck_training *t, const ek_muon_options *o, int ste
   ek_tensor host;
   size_t matrices = 0;
   ck_ok(ck_training_backward(t, &batch, NULL, false, NULL));
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     if (info.value.rank != 2 || info.elementwise) continue;
     names[matrices] = info.name;
     read_entry(p[matrices], &host, t, "", info.name);
@@ -528,8 +527,7 @@ CK_LOOP(a_rule_of_ones_own, CK_PLACEMENTS) {
   /* Once, or by each device its own. */
   int taken = 0;
   const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     taken += strstr(info.name, "expand") != NULL;
   }
   ck_assert_int_gt(taken, 0);

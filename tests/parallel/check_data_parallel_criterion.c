@@ -10,8 +10,7 @@ enum { DEVICES = 3, SAMPLES = 8, CASES = CK_WORKLOADS * CK_PLACEMENTS };
 
 static struct ck_setup setup_of(int number, ek_type type, const char *spec) {
   struct ck_setup setup =
-      ck_setup_mode(&ck_workloads[number / CK_PLACEMENTS], spec, EK_MODE_GATHER);
-  ck_setup_place(&setup, number % CK_PLACEMENTS);
+      ck_setup_at(&ck_workloads[number / CK_PLACEMENTS], spec, number % CK_PLACEMENTS);
   ck_assign(setup, .options.type = type, .optimizer = NULL);
   return setup;
 }
@@ -25,8 +24,7 @@ static double *read_gradients(struct ck_training *t) {
 /* ---- reductions ---- */
 
 /* A sum is the mean times the weight, and its gradient is too. */
-CK_LOOP(a_sum_is_not_divided, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_sum_is_not_divided, CASES) {
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3"), alone = setup_of(_i, EK_F64, "cpu:1");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 1);
   double want_loss = 0, loss = 0, weight = 0;
@@ -63,8 +61,7 @@ static void drop(struct forwarded *f, const struct ck_training *t) {
 }
 
 /* Single losses, gathered, are the loss of `sum`; factors of 2 double the gradient. */
-CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
   const int64_t rows = _i / CK_PLACEMENTS == 1 ? SAMPLES * 5 : SAMPLES;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 2);
@@ -107,8 +104,7 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
 /* ---- outputs ---- */
 
 /* With keep_outputs they survive; without, they hold the gradient. Both give the same gradients. */
-CK_LOOP(outputs_are_kept_or_not, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(outputs_are_kept_or_not, CASES) {
   double *gradients[2];
   struct ck_training t;
   for (int keep = 0; keep < 2; keep++) {
@@ -166,8 +162,7 @@ static double *read_part(const struct forwarded *f, int64_t *size) {
  * once with c D / D; 1e-12 leaves ten thousand roundings of f64. Cross-entropy does it in forward,
  * the workloads of several terms do not.
  */
-CK_LOOP(the_gradient_in_forward, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(the_gradient_in_forward, CASES) {
   double *gradients[2], losses[2][2];
   struct ck_training t;
   for (int early = 0; early < 2; early++) {
@@ -189,8 +184,7 @@ CK_LOOP(the_gradient_in_forward, CASES) {
 }
 
 /* Overwritten by forward where a backward is to follow, and by one only; not in evaluation. */
-CK_LOOP(when_forward_overwrites, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(when_forward_overwrites, CASES) {
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 9);
   const bool writes = setup.workload->ignores; /* cross-entropy */
@@ -220,8 +214,7 @@ CK_LOOP(when_forward_overwrites, CASES) {
 
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
  */
-CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
   ck_assign(setup, .gradient_in_forward = true, .optimizer = ck_clipped_adamw);
@@ -245,8 +238,7 @@ CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
 }
 
 /* The totals are the same on every device, and are what the loss is made of. */
-CK_LOOP(totals_are_everywhere, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(totals_are_everywhere, CASES) {
   struct ck_training t = ck_training_of(setup_of(_i, EK_F32, "cpu:3"));
   struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.3, 5);
   double loss = 0, weight = 0;
@@ -291,16 +283,14 @@ CK_LOOP(calls_out_of_order, CASES) {
 }
 
 /* Mean and sum in one step: refused, and what the mean had added is kept. */
-CK_LOOP(mean_and_sum_do_not_mix, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(mean_and_sum_do_not_mix, CASES) {
   struct ck_training t = ck_training_of(setup_of(_i, EK_F32, "cpu:3"));
   struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 7);
   struct ck_training other; /* the same model with another criterion */
-  ek_criterion *sum = NULL;
   struct forwarded f;
   double *gradients[2];
   other = t;
-  ck_ok(t.setup.workload->criterion(&sum, EK_REDUCTION_SUM));
+  CK_GOT(ek_criterion *, sum, t.setup.workload->criterion(&sum, EK_REDUCTION_SUM));
   ck_ok(ek_data_parallel_criterion_open(&other.loss, t.model, sum, NULL));
   for (int refused = 0; refused < 2; refused++) {
     ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));

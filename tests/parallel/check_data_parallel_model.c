@@ -9,8 +9,7 @@
 enum { DEVICES = 3, SAMPLES = 7 };
 
 static struct ck_setup setup_of(const char *workload, int placement) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(ck_workload(workload), "cpu:3", placement);
   setup.optimizer = NULL;
   return setup;
 }

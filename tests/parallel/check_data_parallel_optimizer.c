@@ -66,8 +66,7 @@ static void run(struct trajectory *trajectory, struct ck_training *t,
   for (int step = 0; step < step_count(); step++) {
     struct ck_batch batch =
         ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, (uint64_t)step + 50);
-    ek_step_result result;
-    ck_ok(ck_training_step(t, &batch, &result));
+    CK_GOT(ek_step_result, result, ck_training_step(t, &batch, &result));
     ck_assert_int_eq(result.step, step + 1);
     trajectory->loss[step] = result.loss;
     trajectory->norm[step] = result.gradient_norm;
@@ -112,16 +111,11 @@ CK_LOOP(steps_equal_one_device, RULES * CK_WORKLOADS) {
 
 /* ---- the rest ---- */
 
-static ek_status simple_clipped(ek_optimizer **optimizer) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5, .clip_norm = 0.01);
-  return ek_sgd_create(optimizer, &options);
-}
+CK_SGD(simple_clipped, .learning_rate = 0.5, .clip_norm = 0.01)
 
 /* One clipped step from the gradient that the model shows, by the formula of updates.h. */
-CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i);
+CK_PART_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
+  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:3", _i);
   ck_assign(setup, .options.type = EK_F64, .optimizer = simple_clipped);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.2, 4);
   double square = 0;
@@ -140,8 +134,7 @@ CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
   ck_assert_double_le(ck_arrays_off(got, want), 1e-14);
 }
 
-CK_LOOP(schedules, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(schedules, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   ek_data_parallel_optimizer *optimizer = NULL;
@@ -174,8 +167,7 @@ CK_LOOP(schedules, CK_MODES) {
 }
 
 /* A step without result waits for no device and does the same; a rate of 0 changes nothing. */
-CK_LOOP(steps_without_result, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(steps_without_result, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
   ek_step_result result;
@@ -282,9 +274,8 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
   if (_i % 2 == 0) setup.optimizer = plain_sgd;
   const double values[] = {NAN, INFINITY, 1};
   for (int i = 0; i < 3; i++) {
-    ek_step_result result;
     struct ck_training t = ck_training_opened(&setup);
-    ck_ok(step_with(&t, &batch, values[i], &result));
+    CK_GOT(ek_step_result, result, step_with(&t, &batch, values[i], &result));
     ck_assert_int_eq(result.finite, i == 2);
     ck_assert_int_eq(isfinite(result.gradient_norm) && result.gradient_norm >= 0, i == 2);
     ck_training_close(&t);
@@ -295,8 +286,7 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
 CK_LOOP(not_finite_in_an_empty_step_is_said, CK_MODES) {
   struct ck_training t = ck_training_of(ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i));
   struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 1, 4);
-  ek_step_result result;
-  ck_ok(ck_training_step(&t, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
   ck_assert(result.empty && result.finite && result.loss == 0 && result.gradient_norm == 0);
   ck_ok(step_with(&t, &batch, NAN, &result));
   ck_assert(result.empty && !result.finite && isnan(result.gradient_norm));
@@ -326,13 +316,12 @@ CK_LOOP(not_finite_is_refused, CK_MODES) {
 CK_LOOP(a_norm_that_is_not_computed, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
-  ek_step_result result;
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.gradient_norm = false;
   setup.optimizer = plain_sgd;
   struct ck_training t = ck_training_opened(&setup);
   ck_training_update_with(&t, &options);
-  ck_ok(ck_training_step(&t, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
   ck_assert_double_eq(result.gradient_norm, -1);
   ck_assert(result.finite);
   ck_ok(step_with(&t, &batch, NAN, &result)); /* the loss shows it */

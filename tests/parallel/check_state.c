@@ -16,8 +16,7 @@ enum { SAMPLES = 7, STEPS = 6, STOP = 3 };
 /* ---- entries ---- */
 
 static struct ck_setup setup_of(const char *workload, int placement) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(ck_workload(workload), "cpu:3", placement);
   return setup;
 }
 
@@ -203,13 +202,12 @@ static void open_run(struct ck_training *t, const struct ck_setup *setup) {
 /* Steps first .. last - 1 of the run, of two micro-batches each. */
 static void go(struct ck_training *t, int first, int last) {
   for (int step = first; step < last; step++) {
-    ek_step_result result;
     struct ck_batch batch =
         ck_batch_make(t->setup.workload, t->setup.options.type, SAMPLES, 0.2, (uint64_t)step + 50);
     const struct ck_batch a = ck_batch_samples(&batch, 0, SAMPLES - 3);
     const struct ck_batch b = ck_batch_samples(&batch, SAMPLES - 3, 3);
     ck_ok(ck_training_backward(t, &a, NULL, true, NULL));
-    ck_ok(ck_training_step(t, &b, &result));
+    CK_GOT(ek_step_result, result, ck_training_step(t, &b, &result));
     ck_assert_int_eq(result.step, step + 1);
   }
 }
@@ -251,8 +249,7 @@ static struct ck_setup run_setup(int number) {
 }
 enum { RUNS = 4 * CK_WORKLOADS };
 
-CK_LOOP(resumed_alike, RUNS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(resumed_alike, RUNS) {
   struct ck_setup setup = run_setup(_i);
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
     ck_setup_place(&setup, placement);
@@ -261,8 +258,7 @@ CK_LOOP(resumed_alike, RUNS) {
   }
 }
 
-CK_LOOP(resumed_elsewhere, RUNS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(resumed_elsewhere, RUNS) {
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:4", "cpu:2", "cpu:3", "cpu:1"};
   struct ck_setup setup = run_setup(_i), other = setup;
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {

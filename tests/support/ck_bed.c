@@ -32,8 +32,7 @@ static void make_inputs(struct ck_bed *bed, ek_type type, struct ck_random *rand
 static void make_parameters(struct ck_bed *bed, struct ck_random *random) {
   const struct ck_input range = {.low = -0.7, .high = 0.7};
   double *values = ck_bed_parameters(bed);
-  for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, bed->replica, i));
+  CK_EACH_PARAMETER(info, bed->replica) {
     if (info.buffer) continue;
     for (int64_t k = 0; k < ek_tensor_count(&info.value); k++) {
       values[info.offset + k] = draw(random, &range);
@@ -154,8 +153,7 @@ static double *take_values(ek_tensor *tensor, int64_t *count) {
 
 /* What was in the gradients before must not matter; their padding stays zero. */
 static void poison_gradients(struct ck_bed *bed) {
-  for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, bed->replica, i));
+  CK_EACH_PARAMETER(info, bed->replica) {
     if (!info.buffer && !info.frozen) ck_set(&info.gradient, NULL);
   }
 }

@@ -57,14 +57,6 @@ size_t ck_module_case_inputs(const struct ck_module_case *module_case, const ek_
   }
 void ck_module_case_check(const struct ck_module_case *module_case, ek_check check);
 
-/* Makes the module of the call, with options `o`, which are `init` with these members. */
-#define CK_CREATE_WITH(create, type, init, call, ...)                                              \
-  static ek_status create(ek_module **module) {                                                    \
-    type o = init;                                                                                 \
-    ck_assign(o, __VA_ARGS__);                                                                     \
-    return call;                                                                                   \
-  }
-
 /* Makes the module that outer(module, inner) makes around what the call makes in `inner`. */
 #define CK_CREATE_AROUND(create, outer, call)                                                      \
   static ek_status create(ek_module **module) {                                                    \

@@ -5,8 +5,7 @@
 
 struct ck_setup ck_scaling_setup(const struct ck_workload *workload, int placement,
                                  const ek_loss_scale *loss_scale) {
-  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(workload, "cpu:3", placement);
   setup.loss_scale = loss_scale;
   return setup;
 }

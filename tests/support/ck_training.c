@@ -8,7 +8,7 @@
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode) {
   static const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   struct ck_setup setup = {.workload = workload, .spec = spec, .options = defaults};
-  ck_assign(setup.options, .seed = 7, .broadcast_inputs = workload->broadcast,
+  ck_assign(setup.options, .seed = 7, .broadcast_inputs = workload->sample.broadcast,
             .bucket_bytes = 256 /* several buckets even in small models */);
   setup.optimizer = ck_clipped_adamw;
   ck_ok(ek_data_parallel_model_options_set_mode(&setup.options, mode));
@@ -49,6 +49,12 @@ static const struct {
 void ck_setup_place(struct ck_setup *setup, int placement) {
   setup->options.outputs = placements[placement].outputs;
   setup->options.state = placements[placement].state;
+}
+
+struct ck_setup ck_setup_at(const struct ck_workload *workload, const char *spec, int placement) {
+  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  return setup;
 }
 
 const char *ck_placement_name(int placement) { return placements[placement].name; }
@@ -297,12 +303,6 @@ static void must(ek_status status) {
   if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());
 }
 
-static ek_parameter_info info_of(const struct ck_training *training, size_t index) {
-  ek_parameter_info info;
-  must(ek_replica_parameter(&info, ek_data_parallel_model_replica(training->model, 0), index));
-  return info;
-}
-
 ek_tensor ck_like(const struct ck_training *training, const char *name) {
   ek_state_info info;
   must(ek_state_find(&info, training->model, name));
@@ -341,16 +341,13 @@ static void read_parameter(double *values, const struct ck_training *training,
 }
 
 double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers) {
-  const size_t parameters =
-      ek_replica_parameter_count(ek_data_parallel_model_replica(training->model, 0));
+  const ek_replica *replica = ek_data_parallel_model_replica(training->model, 0);
   int64_t total = 0;
-  for (size_t i = 0; i < parameters; i++) {
-    const ek_parameter_info info = info_of(training, i);
+  CK_EACH_PARAMETER(info, replica) {
     if (!info.buffer) total += ek_tensor_count(&info.value);
   }
   double *all = ck_array((size_t)total, sizeof *all), *next = all;
-  for (size_t i = 0; i < parameters; i++) {
-    const ek_parameter_info info = info_of(training, i);
+  CK_EACH_PARAMETER(info, replica) {
     if (info.buffer) continue;
     const int64_t size = ek_tensor_count(&info.value);
     if (numbers == CK_VALUES || !info.frozen) {
@@ -363,12 +360,10 @@ double *ck_training_read(const struct ck_training *training, enum ck_numbers num
 
 size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_training *training,
                           const double *got, const double *want) {
-  const size_t parameters =
-      ek_replica_parameter_count(ek_data_parallel_model_replica(training->model, 0));
+  const ek_replica *replica = ek_data_parallel_model_replica(training->model, 0);
   int64_t first = 0;
   size_t known = 0;
-  for (size_t i = 0; i < parameters; i++) {
-    const ek_parameter_info info = info_of(training, i);
+  CK_EACH_PARAMETER(info, replica) {
     if (info.buffer) continue;
     ck_assert_uint_lt(known, CK_MOST_PARAMETERS);
     errors[known++] = ck_rel_l2(got + first, want + first, ek_tensor_count(&info.value));
@@ -438,8 +433,7 @@ static void same_rounded(const double *copies, const ek_tensor *masters, ek_type
 /* Masters in shares, too. */
 static void same_as_state(const double *copies, const struct ck_training *training) {
   const ek_replica *replica = ek_data_parallel_model_replica(training->model, 0);
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    const ek_parameter_info info = info_of(training, i);
+  CK_EACH_PARAMETER(info, replica) {
     if (info.buffer) continue;
     const int64_t count = ek_tensor_count(&info.value);
     CK_HELD(float *, master, ck_array((size_t)count + 1, sizeof *master));
@@ -503,8 +497,7 @@ double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_mo
                    const char *spec, int placement) {
   struct ck_workload other = *workload;
   if (create != NULL) other.module = create;
-  struct ck_setup setup = ck_setup_mode(&other, spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(&other, spec, placement);
   struct ck_training training = ck_training_opened(&setup);
   for (uint64_t step = 0; step < 3; step++) {
     struct ck_batch first = ck_batch_make(&other, EK_F32, 7, 0.1, 2 * step);

@@ -40,6 +40,7 @@ struct ck_setup ck_setup_gpt(const ek_gpt_options *gpt, const ek_cross_entropy_o
 /* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first CK_MODES are the
  * modes. */
 void ck_setup_place(struct ck_setup *setup, int placement);
+struct ck_setup ck_setup_at(const struct ck_workload *workload, const char *spec, int placement);
 const char *ck_placement_name(int placement);
 
 /*

@@ -16,19 +16,11 @@ static ek_status mlp_module(ek_module **module) {
   return ek_mlp_create(module, sizes, 4, EK_ACTIVATION_GELU);
 }
 
-static ek_status gpt_module(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(GPT_VOCABULARY, GPT_LENGTH, 8, 2, 2);
-  options.dropout = 0.25;
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(gpt_module, ck_gpt_sizes(GPT_VOCABULARY, GPT_LENGTH, 8, 2, 2), .dropout = 0.25)
 
 /* ---- criteria ---- */
 
-static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
-  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
-          .ignore_index = IGNORED);
-  return ek_cross_entropy_create(criterion, &options);
-}
+CK_ENTROPY(cross_entropy, .ignore_index = IGNORED)
 
 /* Class weights that single precision holds, so that both types compute the same loss. */
 static ek_status weighted_cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
@@ -59,49 +51,29 @@ static ek_status three_errors(ek_criterion **criterion, ek_reduction reduction) 
   return squared_errors(criterion, reduction, 3);
 }
 
-/* ---- shapes of a batch ---- */
-
-static ek_tensor shaped(ek_type type, int rank, int64_t rows, int64_t columns) {
-  ek_tensor tensor = {.type = type, .rank = rank};
-  tensor.shape[0] = rows;
-  if (rank > 1) tensor.shape[1] = columns;
-  return tensor;
-}
-
-static void mlp_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = shaped(type, 2, samples, MLP_INPUTS);
-  batch->target[0] = shaped(EK_I32, 1, samples, 0);
-}
-
-static void gpt_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  (void)type;
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = shaped(EK_I32, 2, samples, GPT_LENGTH);
-  batch->target[0] = shaped(EK_I32, 1, samples * GPT_LENGTH, 0);
-}
-
-static void mixer_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = 2;
-  batch->targets = 3;
-  batch->input[0] = shaped(type, 2, samples, CK_MIXER_WIDTH);
-  batch->input[1] = shaped(EK_I32, 1, samples, 0);
-  for (size_t i = 0; i < 3; i++) batch->target[i] = shaped(type, 2, samples, CK_MIXER_WIDTH);
-}
-
-static void blend_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = 2;
-  batch->targets = 2;
-  batch->input[0] = shaped(type, 1, CK_BLEND_WIDTH, 0);
-  batch->input[1] = shaped(type, 2, samples, CK_BLEND_WIDTH);
-  for (size_t i = 0; i < 2; i++) batch->target[i] = shaped(type, 2, samples, CK_BLEND_WIDTH);
-}
+/* ---- workloads ---- */
 
 const struct ck_workload ck_workloads[CK_WORKLOADS] = {
-    {"mlp", mlp_module, weighted_cross_entropy, mlp_shapes, MLP_CLASSES, true, 0},
-    {"gpt", gpt_module, cross_entropy, gpt_shapes, GPT_VOCABULARY, true, 0},
-    {"mixer", ck_mixer_twice_create, three_errors, mixer_shapes, CK_MIXER_KINDS, false, 0},
-    {"blend", ck_blend_create, two_errors, blend_shapes, 0, false, 1}};
+    {"mlp", mlp_module, weighted_cross_entropy, CK_SAMPLE(CK_ROW(MLP_INPUTS), CK_LABELS(1)),
+     MLP_CLASSES, true},
+    {"gpt", gpt_module, cross_entropy, CK_SAMPLE(CK_TOKENS(GPT_LENGTH), CK_LABELS(GPT_LENGTH)),
+     GPT_VOCABULARY, true},
+    {.name = "mixer",
+     .module = ck_mixer_twice_create,
+     .criterion = three_errors,
+     .sample = {.inputs = 2,
+                .targets = 3,
+                .input = {CK_ROW(CK_MIXER_WIDTH), CK_LABELS(1)},
+                .target = {CK_ROW(CK_MIXER_WIDTH), CK_ROW(CK_MIXER_WIDTH), CK_ROW(CK_MIXER_WIDTH)}},
+     .classes = CK_MIXER_KINDS},
+    {.name = "blend",
+     .module = ck_blend_create,
+     .criterion = two_errors,
+     .sample = {.inputs = 2,
+                .targets = 2,
+                .input = {{.rank = 1, .shape = {CK_BLEND_WIDTH}}, CK_ROW(CK_BLEND_WIDTH)},
+                .target = {CK_ROW(CK_BLEND_WIDTH), CK_ROW(CK_BLEND_WIDTH)},
+                .broadcast = 1}}};
 
 const struct ck_workload *ck_workload(const char *name) {
   for (size_t i = 0; i < CK_WORKLOADS; i++) {
@@ -112,7 +84,11 @@ const struct ck_workload *ck_workload(const char *name) {
 
 /* ---- numbers ---- */
 
-static void fill(ek_tensor *tensor, int64_t classes, double ignored, struct ck_random *random) {
+/* Of `samples` samples. */
+static void fill(ek_tensor *tensor, ek_type type, int64_t samples, int64_t classes, double ignored,
+                 struct ck_random *random) {
+  tensor->shape[0] *= samples;
+  if (tensor->type == 0) tensor->type = type;
   const int64_t count = ek_tensor_count(tensor);
   tensor->data = ck_array((size_t)count, 8);
   for (int64_t i = 0; i < count; i++) {
@@ -130,12 +106,15 @@ static void fill(ek_tensor *tensor, int64_t classes, double ignored, struct ck_r
 
 struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, int64_t samples,
                               double ignored, uint64_t stream) {
-  struct ck_batch batch = {.samples = samples, .broadcast = workload->broadcast};
+  CK_WITH(struct ck_batch, batch, workload->sample, .samples = samples);
   struct ck_random random = ck_random_start(stream);
-  workload->shapes(&batch, type, samples);
-  for (size_t i = 0; i < batch.inputs; i++) fill(&batch.input[i], workload->classes, 0, &random);
+  for (size_t i = 0; i < batch.inputs; i++) {
+    const bool whole = (batch.broadcast >> i & 1) != 0;
+    fill(&batch.input[i], type, whole ? 1 : samples, workload->classes, 0, &random);
+  }
   for (size_t i = 0; i < batch.targets; i++) {
-    fill(&batch.target[i], workload->classes, workload->ignores ? ignored : 0, &random);
+    fill(&batch.target[i], type, samples, workload->classes, workload->ignores ? ignored : 0,
+         &random);
   }
   return batch;
 }

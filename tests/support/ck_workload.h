@@ -25,12 +25,24 @@ struct ck_workload {
   const char *name;
   ek_status (*module)(ek_module **module);
   ek_status (*criterion)(ek_criterion **criterion, ek_reduction reduction);
-  /* Sets types and shapes; ck_batch_make() makes the numbers. */
-  void (*shapes)(struct ck_batch *batch, ek_type type, int64_t samples);
-  int64_t classes;    /* integers are 0 .. classes - 1 */
-  bool ignores;       /* targets can be ignored */
-  uint64_t broadcast; /* inputs that go whole to every device */
+  struct ck_batch sample; /* types and shapes of one; ck_batch_make() makes the numbers */
+  int64_t classes;        /* integers are 0 .. classes - 1 */
+  bool ignores;           /* targets can be ignored */
 };
+
+/* A sample of one input and one target, and tensors of a sample: a row, a row of integers, and so
+ * many integers. Without a type it is that of the batch. */
+#define CK_SAMPLE(input_, target_)                                                                 \
+  { .inputs = 1, .targets = 1, .input = {input_}, .target = {target_} }
+#define CK_ROW(...)                                                                                \
+  {                                                                                                \
+    .rank = 1 + (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                         \
+    .shape = {1, __VA_ARGS__}                                                                      \
+  }
+#define CK_TOKENS(count)                                                                           \
+  { .type = EK_I32, .rank = 2, .shape = {1, count} }
+#define CK_LABELS(count)                                                                           \
+  { .type = EK_I32, .rank = 1, .shape = {count} }
 
 extern const struct ck_workload ck_workloads[CK_WORKLOADS];
 

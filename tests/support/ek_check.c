@@ -363,6 +363,11 @@ bool ck_device_failed(const uint64_t *n, ek_device *device, ek_status status, co
   return has_failed(n, status, ek_device_name(device), call);
 }
 
+ek_parameter_info ck_parameter(const ek_replica *replica, size_t index) {
+  CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, index));
+  return info;
+}
+
 /* ---- comparisons ---- */
 
 CK_UNWATCHED double ck_rel_l2(const double *got, const double *want, int64_t count) {

@@ -39,6 +39,7 @@
 
 #include "ck_assign.h"
 #include "ck_keep.h"
+#include "ck_makes.h"
 
 /* ---- who watches: gcc and clang say it each in its own way ---- */
 
@@ -78,6 +79,7 @@
  *     CK_TEST(add_works) {...}
  *     CK_LOOP(every_mode, CK_MODES) {...}     for _i = 0 .. CK_MODES - 1
  *     CK_LOOP_FROM(some_modes, EK_MODE_SHARDED, CK_MODES) {...}
+ *     CK_PART_LOOP(every_place, CK_PLACEMENTS) {...}
  *     CK_LOOP(in_bf16, ck_if_halves(3)) {...}
  *     CK_SUITE("add")                         main()
  */
@@ -134,6 +136,13 @@ ek_status ck_weighted_sum(ek_criterion **criterion, ek_criterion **terms,
     ck_register(&registered);                                                                      \
   }                                                                                                \
   static void name##_fn(int _i CK_ATTRIBUTE_UNUSED)
+/* A loop of which only the part is run that EVENKEEL_TEST_PART asks for: ck_part(). */
+#define CK_PART_LOOP(name, cases)                                                                  \
+  static void name##_part(int _i);                                                                 \
+  CK_LOOP(name, cases) {                                                                           \
+    if (ck_part(_i)) name##_part(_i);                                                              \
+  }                                                                                                \
+  static void name##_part(int _i CK_ATTRIBUTE_UNUSED)
 #define CK_SUITE(name) CK_SUITE_WITH(name, NULL, NULL)
 /* The same with a function before and one after each test. */
 #define CK_SUITE_WITH(name, set_up, tear_down)                                                     \
@@ -238,6 +247,14 @@ ek_status ck_finish(ek_status status, ek_stream *stream);
 
 /* Seconds of a clock that only goes forward. */
 double ck_now(void);
+
+/* What is known of parameter number `index`, and a loop over all of a replica's: `info` is that of
+ * each in turn. The loop has no `break`. */
+ek_parameter_info ck_parameter(const ek_replica *replica, size_t index);
+#define CK_EACH_PARAMETER(info, replica)                                                           \
+  for (size_t info##_at = 0; info##_at < ek_replica_parameter_count(replica); info##_at++)         \
+    for (ek_parameter_info info = ck_parameter((replica), info##_at), *info##_once = &info;        \
+         info##_once != NULL; info##_once = NULL)
 
 /* ---- random numbers ---- */
 

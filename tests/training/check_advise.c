@@ -60,7 +60,8 @@ static ek_status open_choice(ek_trainer **trainer, const struct subject *s, cons
                              const ek_settings *settings) {
   CK_FREED(module) *module = NULL;
   CK_FREED(criterion) *criterion = NULL;
-  CK_WITH(ek_data_parallel_model_options, model_options, s->model, .precision = settings->precision);
+  CK_WITH(ek_data_parallel_model_options, model_options, s->model,
+          .precision = settings->precision);
   CK_WITH(ek_trainer_options, options, s->trainer, .model = &model_options,
           .micro_batches = settings->micro_batches);
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, settings->mode));
@@ -151,14 +152,13 @@ CK_LOOP(every_choice_runs, 3) {
   } cases[] = {{0.55, 22, false}, {0.45, 34, false}, {0.7, 16, true}};
   if (!ck_part(_i) || _i % EVERY != 0) return;
   ek_advice choices[MOST];
-  size_t count = 0;
   char devices[64], what[160];
   CK_SET_UP(struct subject, s, subject_open(&s, 3, 8, cases[_i].samples, 6, 23));
   s.group.debug_memory = cases[_i].debug;
   const uint64_t cap = (uint64_t)(cases[_i].share * (double)peak_without_cap(&s, "plan:2"));
   (void)snprintf(devices, sizeof devices, "cpu:2@%" PRIu64 "B", cap);
   const char *spec = ck_spec(devices);
-  ck_ok(ek_advise(choices, &count, MOST, spec, &s.task));
+  CK_GOT(size_t, count, ek_advise(choices, &count, MOST, spec, &s.task));
   ck_assert(count > 1 && count <= MOST);
   bool more = false;
   for (size_t i = 0; i < count; i++) {
@@ -174,9 +174,8 @@ CK_LOOP(every_choice_runs, 3) {
 
 CK_TEST(plenty_of_memory_gives_up_no_speed) {
   ek_advice choices[MOST];
-  size_t count = 0;
   CK_SET_UP(struct subject, s, subject_open(&s, 2, 8, 6, 4, 11));
-  ck_ok(ek_advise(choices, &count, MOST, "plan:2@1GiB", &s.task));
+  CK_GOT(size_t, count, ek_advise(choices, &count, MOST, "plan:2@1GiB", &s.task));
   for (size_t i = 0; i < count; i++) {
     ck_assert_int_eq(choices[i].settings.recompute.kind, EK_RECOMPUTE_NONE);
     ck_assert_int_eq(choices[i].settings.micro_batches, 1);

@@ -24,8 +24,7 @@ static void make_folder(void) {
 }
 
 static struct ck_setup setup_of(const char *workload, int placement) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(ck_workload(workload), "cpu:3", placement);
   return setup;
 }
 
@@ -86,14 +85,12 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
   ck_training_close(&whole);
 }
 
-CK_LOOP(a_run_goes_on_alike, 2 * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_run_goes_on_alike, 2 * CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(_i % 2 == 0 ? "gpt" : "mlp", _i % CK_PLACEMENTS);
   carry(&setup, &setup, _i >= CK_PLACEMENTS);
 }
 
-CK_LOOP(a_run_goes_on_elsewhere, CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_run_goes_on_elsewhere, CK_PLACEMENTS) {
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:4", "cpu:5", "cpu:1", "cpu:2"};
   struct ck_setup setup = setup_of("gpt", _i), other = setup_of("gpt", (_i + 1) % CK_PLACEMENTS);
   setup.options.type = other.options.type = EK_F64;
@@ -405,8 +402,7 @@ static ek_status save_or_load(struct ck_training *t, int how) {
   return ek_checkpoint_end(write);
 }
 
-CK_LOOP(failures_lose_nothing, 6) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(failures_lose_nothing, 6) {
   const struct ck_setup setup = setup_of("mlp", _i % 2 == 0 ? 3 : 1);
   const int how = _i / 2;
   struct ck_training t = ck_training_opened(&setup);

@@ -41,11 +41,7 @@ static void write_file(const char *name, const char *text) {
 
 /* ---- models ---- */
 
-static ek_status make_gpt(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, LAYERS, HEADS);
-  options.untied = true;
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(make_gpt, ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, LAYERS, HEADS), .untied = true)
 
 static ek_status make_llama_with(ek_module **module, const ek_rotary *rotary, bool bias,
                                  bool tied) {
@@ -66,22 +62,18 @@ static ek_status make_qwen(ek_module **module) {
   return make_llama_with(module, &rotary, true, true);
 }
 
-static ek_status make_qwen3(ek_module **module) {
-  CK_WITH(ek_llama_options, options, EK_LLAMA_OPTIONS_INIT, .vocabulary = VOCABULARY,
-          .sequence = SEQUENCE, .width = WIDTH, .hidden = 24, .layers = LAYERS, .heads = HEADS,
-          .kv_heads = KV_HEADS, .head_width = 6, .epsilon = 1e-6, .qk_norm = EK_QK_NORM_RMS);
-  return ek_llama_create(module, &options);
-}
+CK_CREATE_WITH(make_qwen3, ek_llama_options, EK_LLAMA_OPTIONS_INIT, ek_llama_create(module, &o),
+               .vocabulary = VOCABULARY, .sequence = SEQUENCE, .width = WIDTH, .hidden = 24,
+               .layers = LAYERS, .heads = HEADS, .kv_heads = KV_HEADS, .head_width = 6,
+               .epsilon = 1e-6, .qk_norm = EK_QK_NORM_RMS)
 
 static ek_status make_read(ek_module **module) {
   return ek_model_from_folder(module, folder, NULL);
 }
 
-static ek_status make_fused(ek_module **module) {
-  CK_WITH(ek_model_folder_options, options, EK_MODEL_FOLDER_OPTIONS_INIT, .fused_loss = true,
-          .recompute.kind = EK_RECOMPUTE_CHEAP);
-  return ek_model_from_folder(module, folder, &options);
-}
+CK_CREATE_WITH(make_fused, ek_model_folder_options, EK_MODEL_FOLDER_OPTIONS_INIT,
+               ek_model_from_folder(module, folder, &o), .fused_loss = true,
+               .recompute.kind = EK_RECOMPUTE_CHEAP)
 
 typedef ek_status (*maker)(ek_module **module);
 static const maker makers[] = {make_gpt, make_llama, make_qwen, make_qwen3};
@@ -90,8 +82,7 @@ enum { MAKERS = sizeof makers / sizeof *makers };
 static void open_model(struct ck_training *t, maker make, const char *devices, int placement,
                        uint64_t seed) {
   CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = make);
-  struct ck_setup setup = ck_setup_mode(&workload, devices, EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(&workload, devices, placement);
   setup.options.seed = seed;
   ck_training_open(t, &setup);
 }

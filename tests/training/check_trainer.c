@@ -94,21 +94,18 @@ static uint64_t held(const struct bench *b) {
 
 /* The next step by hand has the result that the trainer's had. */
 static void same_step(const ek_step_result *got, struct ck_training *t, const struct bench *b) {
-  ek_step_result want;
-  ck_ok(ck_training_step(t, &b->batch, &want));
+  CK_GOT(ek_step_result, want, ck_training_step(t, &b->batch, &want));
   ck_assert(got->loss == want.loss && got->weight == want.weight && got->step == want.step);
   ck_assert(got->gradient_norm == want.gradient_norm && got->finite);
 }
 
-CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   struct bench b;
   open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
   struct ck_training t = ck_training_opened(&b.setup);
   for (int i = 0; i < STEPS; i++) {
-    ek_step_result got;
     double loss = 0, weight = 0;
-    ck_ok(step(&b, &got));
+    CK_GOT(ek_step_result, got, step(&b, &got));
     same_step(&got, &t, &b);
     ck_ok(evaluate(&b, &loss, i == 0 ? NULL : &weight)); /* changes nothing */
     ck_assert(i == 0 || weight > 0);
@@ -124,8 +121,7 @@ static ek_status begin(struct bench *b) {
 }
 
 /* In two calls, with the results a step later. */
-CK_LOOP(steps_in_two_calls, CK_WORKLOADS * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(steps_in_two_calls, CK_WORKLOADS * CK_MODES) {
   struct bench b;
   open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
   struct ck_training t = ck_training_opened(&b.setup);
@@ -148,9 +144,8 @@ static ek_status prepare(struct bench *b) {
 
 /* Changes nothing and holds nothing, before the first step and between two of them; with
  * micro-batches too, and with a loss scale that grows with every step. */
-CK_LOOP(preparing_changes_nothing, 2 * CK_WORKLOADS * CK_MODES) {
+CK_PART_LOOP(preparing_changes_nothing, 2 * CK_WORKLOADS * CK_MODES) {
   static const ek_loss_scale grows = {EK_LOSS_SCALE_DYNAMIC, 1024, 2, 0.5, 1};
-  if (!ck_part(_i)) return;
   const int number = _i / CK_MODES % CK_WORKLOADS;
   const char *workload = ck_workloads[number].name;
   struct bench prepared, other;
@@ -208,8 +203,7 @@ enum { CUTS = sizeof cuts / sizeof cuts[0] };
 
 /* The same as parts of the batch that are accumulated by hand, bit for bit, and to rounding as the
  * whole batch. A part on three devices may leave some without rows. */
-CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
   const int cut = _i / CK_MODES / CK_WORKLOADS;
   CK_SET_UP(struct bench, b, make_parts(&b, workload->name, (ek_mode)(_i % CK_MODES)));
@@ -417,14 +411,13 @@ static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *
   ek_shards outputs[4] = {{0}};
   float *rows = ck_array(LARGE * 5 * 13, sizeof *rows);
   const int64_t shape[] = {LARGE * 5, 13}; /* of the workload "gpt" */
-  double loss = 0;
   b->micro_batches = LARGE_PARTS;
   ck_ok(open_on(b, spec, NULL));
   (void)peak_of(b, peaks->step);
   ck_ok(step(b, NULL));
   ck_ok(step(b, NULL));
   const uint64_t most = peak_of(b, peaks->step);
-  ck_ok(evaluate(b, &loss, NULL));
+  CK_GOT(double, loss, evaluate(b, &loss, NULL));
   (void)peak_of(b, peaks->evaluate);
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, rows, EK_F32, 2, shape));
   ck_ok(ek_trainer_predict_host(&host, b->trainer, b->batch.input, 1));
@@ -464,13 +457,12 @@ CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
 /* Reduction `none` keeps its outputs until backward; what was evaluated is gone. */
 CK_LOOP(every_loss_for_itself, CK_MODES) {
   ek_shards losses = {0};
-  ek_step_result result;
   double loss = 0;
   CK_SET_UP(struct bench, b, make_parts(&b, "mlp", (ek_mode)_i));
   ek_criterion_free(b.criterion);
   ck_kept(b.setup.workload->criterion(&b.criterion, EK_REDUCTION_NONE), b.criterion);
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
-  ck_ok(step(&b, &result));
+  CK_GOT(ek_step_result, result, step(&b, &result));
   ck_assert(result.finite && result.loss > 0);
   ck_ok(evaluate(&b, &loss, NULL));
   ek_data_parallel_criterion *criterion = ek_trainer_criterion(b.trainer);
@@ -481,8 +473,7 @@ CK_LOOP(every_loss_for_itself, CK_MODES) {
 
 /* What a trainer gives without an optimizer, and without a criterion, is what one with both gives,
  * also after its state was loaded; no device has memory for gradients or states. */
-CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
   const ek_status bad = EK_ERR_STATE;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES];
   const char *folder = ck_folder(), *path = ck_state_file(folder, 1);
@@ -582,8 +573,7 @@ CK_TEST(who_goes_first) {
 
 /* ---- what is refused ---- */
 
-CK_LOOP(misuse, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(misuse, CK_MODES) {
   double loss = 0;
   ek_shards outputs[4] = {{0}};
   ek_group *group = ck_open("cpu:2", 1);
@@ -700,8 +690,7 @@ CK_TEST(a_load_waits_for_a_save) {
 }
 
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
-CK_LOOP(saves_and_loads, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(saves_and_loads, CK_MODES) {
   ek_checkpoint_info info;
   const char *folder = ck_folder(), *path = ck_state_file(folder, 1);
   CK_SET_UP(struct bench, b, open_bench(&b, "mlp", (ek_mode)_i));
@@ -846,8 +835,7 @@ static uint64_t stride_of(int what, uint64_t on_cpu) {
   return ck_on_gpu() ? 17 : what == WORK ? 5 * on_cpu : on_cpu;
 }
 
-CK_LOOP(each_call_fails_once, CK_MODES * FAILURES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(each_call_fails_once, CK_MODES * FAILURES) {
   const int what = _i % FAILURES;
   CK_SET_UP(struct bench, b, make_parts(&b, "mlp", (ek_mode)(_i / FAILURES)));
   fail_at_each(&b, what, stride_of(what, 1), _i % 2 == 0 ? STEP : TWO_CALLS);
@@ -863,11 +851,8 @@ static const ek_recompute_kind recomputed[] = {EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_
                                                EK_RECOMPUTE_ALL};
 static int policy;
 
-static ek_status recomputed_gpt(ek_module **module) {
-  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(13, 5, 8, 3, 2), .dropout = 0.25,
-          .recompute.kind = recomputed[policy]);
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(recomputed_gpt, ck_gpt_sizes(13, 5, 8, 3, 2), .dropout = 0.25,
+       .recompute.kind = recomputed[policy])
 
 CK_LOOP(each_call_of_recomputation_fails_once,
         FAILURES * (int)(sizeof recomputed / sizeof *recomputed)) {

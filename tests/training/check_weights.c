@@ -21,8 +21,7 @@ static void make_folder(void) {
 }
 
 static void open_gpt(struct ck_training *t, int placement, uint64_t seed) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:3", placement);
   setup.options.seed = seed;
   ck_training_open(t, &setup);
 }

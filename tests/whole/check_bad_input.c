@@ -24,8 +24,7 @@ static void accumulate(struct bench *b) {
 }
 
 static void open_bench(struct bench *b, const char *workload, int placement) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(ck_workload(workload), "cpu:3", placement);
   b->t = ck_training_opened(&setup);
   b->batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   accumulate(b);
@@ -200,8 +199,7 @@ CK_LOOP(every_input_broadcast, CK_MODES) {
 
 /* What only the module can know comes back with its message; the step is dropped, nothing leaks. */
 CK_LOOP(inputs_that_the_module_refuses, CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i);
+  struct ck_setup setup = ck_setup_at(ck_workload("mlp"), "cpu:3", _i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   struct ck_batch fine = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0, 1);
   struct ck_batch narrow = batch;
@@ -279,8 +277,7 @@ CK_LOOP(wrong_gradients, CK_PLACEMENTS) {
 /* On devices that only count: shapes of which a product leaves 63 bits, or the device's memory. */
 CK_LOOP(huge_batches, CK_PLACEMENTS) {
   static const int64_t samples[] = {INT64_MAX, INT64_MAX / 4, INT64_C(1) << 40};
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "plan:3@80GiB", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i);
+  struct ck_setup setup = ck_setup_at(ck_workload("mlp"), "plan:3@80GiB", _i);
   struct ck_batch small = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   struct ck_training t = ck_training_opened(&setup);
   for (size_t i = 0; i < 3; i++) {

@@ -39,26 +39,19 @@ static ek_status over_all(ek_module **module) { return make(module, EK_BATCH_NOR
 static ek_status recomputed(ek_module **module) { return make(module, EK_BATCH_NORM_ALL, true); }
 static ek_status over_shard(ek_module **module) { return make(module, EK_BATCH_NORM_SHARD, false); }
 
-static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, HEIGHT, BREADTH, IN}};
-  batch->target[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, HEIGHT, BREADTH, OUT}};
-}
-
-static ek_status sgd(ek_optimizer **optimizer) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.0625);
-  return ek_sgd_create(optimizer, &options);
-}
+CK_SGD(sgd, .learning_rate = 0.0625)
 
 enum { ALL, AGAIN, SHARD };
+#define ON_PICTURES(name_, module_)                                                                \
+  {.name = name_, .module = module_, .criterion = ek_mean_squared_error_create,                    \
+   .sample = CK_SAMPLE(CK_ROW(HEIGHT, BREADTH, IN), CK_ROW(HEIGHT, BREADTH, OUT))}
 static const struct ck_workload workloads[] = {
-    {"over all devices", over_all, ek_mean_squared_error_create, shapes, 0, false, 0},
-    {"over all devices, recomputed", recomputed, ek_mean_squared_error_create, shapes, 0, false, 0},
-    {"over a shard", over_shard, ek_mean_squared_error_create, shapes, 0, false, 0}};
+    ON_PICTURES("over all devices", over_all),
+    ON_PICTURES("over all devices, recomputed", recomputed),
+    ON_PICTURES("over a shard", over_shard)};
 
 static struct ck_setup setup_of(int workload, const char *spec, int placement, ek_type type) {
-  struct ck_setup setup = ck_setup_mode(&workloads[workload], spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(&workloads[workload], spec, placement);
   ck_assign(setup, .options.type = type, .optimizer = sgd);
   return setup;
 }

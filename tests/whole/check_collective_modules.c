@@ -158,25 +158,17 @@ static ek_status postponing(ek_module **module) {
 static ek_status normalized(ek_module **module) { return model(module, false); }
 static ek_status recomputed(ek_module **module) { return model(module, true); }
 
-static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
-  batch->target[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, OUT}};
-}
+CK_SGD(sgd, .learning_rate = 0.125)
 
-static ek_status sgd(ek_optimizer **optimizer) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.125);
-  return ek_sgd_create(optimizer, &options);
-}
-
+#define ON_ROWS(name_, module_)                                                                    \
+  {.name = name_, .module = module_, .criterion = ek_mean_squared_error_create,                    \
+   .sample = CK_SAMPLE(CK_ROW(IN), CK_ROW(OUT))}
 static const struct ck_workload workloads[] = {
-    {"batch norm", normalized, ek_mean_squared_error_create, shapes, 0, false, 0},
-    {"batch norm, recomputed", recomputed, ek_mean_squared_error_create, shapes, 0, false, 0}};
+    ON_ROWS("batch norm", normalized), ON_ROWS("batch norm, recomputed", recomputed)};
 
 static struct ck_setup setup_of(const struct ck_workload *workload, const char *spec,
                                 int placement) {
-  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(workload, spec, placement);
   ck_assign(setup, .options.type = EK_F64, .optimizer = sgd);
   return setup;
 }
@@ -304,12 +296,9 @@ CK_LOOP(failures, 6) {
   ck_assert_uint_gt(n, 10);
 }
 
-static void squares(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = batch->target[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
-}
 static const struct ck_workload later = {
-    "postponed", postponing, ek_mean_squared_error_create, squares, 0, false, 0};
+    .name = "postponed", .module = postponing, .criterion = ek_mean_squared_error_create,
+    .sample = CK_SAMPLE(CK_ROW(IN), CK_ROW(IN))};
 
 /* Parameters after a step of 3 samples. */
 static double *shifted(const char *spec, int placement) {

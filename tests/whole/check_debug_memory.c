@@ -65,9 +65,8 @@ CK_TEST(old_memory_is_nan_again_and_growth_keeps) {
 /* Two bytes of zeros, `offset` bytes from where the tensor begins. */
 static void write_beside(const ek_tensor *tensor, int64_t offset) {
   static const int64_t one = 1;
-  uint16_t zero = 0;
   ek_tensor host, place = *tensor; /* a loan */
-  ck_ok(ek_tensor_host(&host, &zero, EK_F16, 1, &one));
+  CK_GOT(uint16_t, zero, ek_tensor_host(&host, &zero, EK_F16, 1, &one));
   ck_assign(place, .data = (char *)tensor->data + offset, .type = EK_F16, .rank = 1, .shape[0] = 1);
   ck_ok(ek_tensor_copy(&place, &host));
 }
@@ -214,9 +213,8 @@ CK_TEST(undefined_memory_shows_in_the_step_result) {
   struct ck_batch batch = {.samples = 4, .inputs = 1, .targets = 1};
   ck_ok(ek_tensor_host(&batch.input[0], numbers, EK_F32, CK_SHAPE(4, 2)));
   batch.target[0] = batch.input[0];
-  ek_step_result result;
   CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
-  ck_ok(ck_training_step(&training, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&training, &batch, &result));
   ck_assert(!result.finite);
   ck_assert(isnan(result.loss));
 }

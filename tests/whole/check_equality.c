@@ -72,8 +72,7 @@ struct reference {
 
 static struct ck_setup setup_of(int variant, const char *spec, int placement, size_t device) {
   const struct ck_workload *workload = &ck_workloads[variant % WIDE_VARIANTS / 2];
-  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(workload, spec, placement);
   if (is_half(variant)) {
     setup.options.precision = variant % 2 == 0 ? EK_PRECISION_BF16 : EK_PRECISION_F16;
   } else {
@@ -152,12 +151,11 @@ static void one_batch(struct ck_training *many, const struct ck_batch *batch,
   const size_t devices = ek_group_size(many->group);
   struct ck_scatter scatter;
   char what[160];
-  double loss = 0;
   const ek_scatter_kind kind = (ek_scatter_kind)ck_random_integer(random, 0, 3);
   ck_scatter_random(&scatter, kind, batch->samples, devices, random);
   snprintf(what, sizeof what, "%s, cut %d, %lld samples over %zu devices", where, (int)kind,
            (long long)batch->samples, devices);
-  ck_ok(ck_training_backward(many, batch, &scatter.options, false, &loss));
+  CK_GOT(double, loss, ck_training_backward(many, batch, &scatter.options, false, &loss));
   close_to(what, many, want, loss);
   ck_ok(ek_data_parallel_model_discard(many->model));
   if (batch->samples % 7 == 3) repeats(what, many, batch, &scatter.options);
@@ -249,11 +247,7 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
 static const double class_weights[] = {0, 1.5, 0.25, 2, 0};
 
 /* With smoothed labels a target of class 0 or 4 has a loss, and a gradient, but no weight. */
-static ek_status smoothed(ek_criterion **criterion, ek_reduction reduction) {
-  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
-          .label_smoothing = 0.2, .class_weights = class_weights, .classes = 5);
-  return ek_cross_entropy_create(criterion, &options);
-}
+CK_ENTROPY(smoothed, .label_smoothing = 0.2, .class_weights = class_weights, .classes = 5)
 
 /* The step's gradient and result of samples 0 .. samples - 1 in micro-batches of `size`. */
 static double *weightless_step(struct ck_training *t, const struct ck_batch *batch, int64_t samples,

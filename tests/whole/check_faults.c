@@ -77,11 +77,9 @@ static void every_allocation(struct ck_training *disturbed, struct ck_training *
   ck_assert_uint_gt(n, 5);
 }
 
-CK_LOOP(device_allocations, (CK_WORKLOADS * CK_PLACEMENTS)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(device_allocations, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
-  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  struct ck_setup setup = ck_setup_at(workload, "cpu:3", _i % CK_PLACEMENTS);
   setup.keep_outputs = _i % 2 == 1;
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 8);
   struct ck_training disturbed = ck_training_opened(&setup);
@@ -166,15 +164,13 @@ CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
 /* A step that has run before takes nothing from the host. */
 CK_LOOP(steady_steps_take_no_host_memory, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
-  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  struct ck_setup setup = ck_setup_at(workload, "cpu:3", _i % CK_PLACEMENTS);
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 10);
   struct ck_training training = ck_training_opened(&setup);
   ck_ok(ck_training_step(&training, &batch, NULL));
   for (int i = 0; i < 2; i++) {
     ek_host_memory_fail_at(1);
-    ek_step_result result;
-    ck_ok(ck_training_step(&training, &batch, &result));
+    CK_GOT(ek_step_result, result, ck_training_step(&training, &batch, &result));
     ek_data_parallel_model *model = NULL; /* shows that it is still armed */
     ck_fails(ek_data_parallel_model_open(&model, training.group, training.module, NULL),
              EK_ERR_OUT_OF_MEMORY, "host memory");

@@ -105,8 +105,7 @@ static double *trained(struct ck_training *training, ek_status (*create)(ek_modu
                        int place, ek_precision precision) {
   static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
   CK_WITH(struct ck_workload, workload, *ck_workload("mlp"), .module = create);
-  struct ck_setup setup = ck_setup_mode(&workload, places[place].spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, places[place].placement);
+  struct ck_setup setup = ck_setup_at(&workload, places[place].spec, places[place].placement);
   ck_assign(setup, .options.precision = precision, .loss_scale = &no_loss_scale);
   ck_training_open(training, &setup);
   for (uint64_t step = 0; step < 3; step++) {

@@ -46,11 +46,10 @@ static double *gradients_of(ek_status (*module)(ek_module **module)) {
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&mlp, EK_F64, SAMPLES, 0.1, 5);
   const ek_memory_event *events = NULL;
-  size_t event_count = 0;
   ek_device *device = ek_group_device(t.group, 0);
   ck_ok(ek_memory_record_start(device, 4096));
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
-  ck_ok(ek_memory_record_stop(&events, &event_count, NULL, device));
+  CK_GOT(size_t, event_count, ek_memory_record_stop(&events, &event_count, NULL, device));
   ck_assert_uint_gt(event_count, 0);
   for (size_t i = 0; i < event_count; i++) {
     ck_assert_int_ne(events[i].category, EK_MEMORY_GRADIENTS);
@@ -145,7 +144,8 @@ CK_LOOP(layers_are_right_beside_what_is_frozen, 6 * 4) {
   CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .depth = 40);
   mask = (unsigned)_i % 4;
   ek_module *module = frozen_layer(which);
-  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], inputs[which][1].rank == 0 ? 1 : 2, &options));
+  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which],
+                        inputs[which][1].rank == 0 ? 1 : 2, &options));
   ek_module_free(module);
 }
 
@@ -153,8 +153,7 @@ CK_LOOP(layers_are_right_beside_what_is_frozen, 6 * 4) {
 
 static struct ck_setup frozen_setup(const struct ck_workload *gpt, const char *spec,
                                     int placement) {
-  struct ck_setup setup = ck_setup_mode(gpt, spec, EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(gpt, spec, placement);
   ck_assign(setup.options, .type = EK_F64, .bucket_bytes = 2048);
   setup.optimizer = ck_clipped_adamw;
   return setup;
@@ -173,8 +172,7 @@ static void frozen_steps(struct ck_training *t) {
 static void holds_what_is_trained(const struct ck_training *t) {
   const ek_replica *first = ek_data_parallel_model_replica(t->model, 0);
   int64_t trained = 0, held = 0, parameters = 0;
-  for (size_t k = 0; k < ek_replica_parameter_count(first); k++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, first, k));
+  CK_EACH_PARAMETER(info, first) {
     ck_assert(!info.frozen || !ek_tensor_exists(&info.gradient));
     if (!info.frozen) trained += ek_tensor_count(&info.value), parameters++;
   }
@@ -190,8 +188,7 @@ static void holds_what_is_trained(const struct ck_training *t) {
 /* Numbers are those of all parameters, in their order. */
 static void frozen_ones_stay(const struct ck_training *t, const double *got, const double *before) {
   const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
-  for (size_t k = 0; k < ek_replica_parameter_count(replica); k++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, k));
+  CK_EACH_PARAMETER(info, replica) {
     const int64_t count = info.buffer ? 0 : ek_tensor_count(&info.value);
     if (info.frozen) ck_same_bits(info.name, got, before, count);
     got += count;
@@ -206,8 +203,7 @@ static void frozen_peaks(ek_memory_usage usage[3], const struct ck_setup *setup,
 }
 
 /* Two devices-and-placement train alike; what is frozen stays, bit for bit; a plan is exact. */
-CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
   CK_WITH(struct ck_workload, gpt, *ck_workload("gpt"), .module = frozen_gpt);
   mask = _i % 2 == 0 ? (1u << GPT) - 1 : 0x2D6;
   const struct ck_setup setup = frozen_setup(&gpt, "cpu:3", _i / 2);
@@ -232,12 +228,10 @@ CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
 }
 
 /* In 16 bits each device rounds its part of the masters; frozen ones go to all devices, too. */
-CK_LOOP(frozen_copies_are_on_all_devices, ck_if_halves(CK_PLACEMENTS)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(frozen_copies_are_on_all_devices, ck_if_halves(CK_PLACEMENTS)) {
   CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = frozen_pair);
   mask = 5;
-  struct ck_setup setup = ck_setup_mode(&mlp, "cpu:3", EK_MODE_REPLICATED);
-  ck_setup_place(&setup, _i);
+  struct ck_setup setup = ck_setup_at(&mlp, "cpu:3", _i);
   setup.options.precision = EK_PRECISION_BF16;
   struct ck_training t = ck_training_opened(&setup);
   ck_training_copies_are_right(&t);
@@ -290,9 +284,8 @@ CK_LOOP(padded_linear_does_no_more_than_the_dense_one, 4) {
   task.modes = UINT64_C(1) << EK_MODE_REPLICATED;
   for (int k = 0; k < 2; k++) {
     struct form form = {.padded = k == 1, .recompute = _i == 3};
-    size_t count = 0;
     task.context = &form;
-    ck_ok(ek_advise(&advice[k], &count, 1, "plan:2", &task));
+    CK_GOT(size_t, count, ek_advise(&advice[k], &count, 1, "plan:2", &task));
     ck_assert_uint_eq(count, 1);
   }
   ck_assert_double_gt(advice[0].seconds, 0);

@@ -39,8 +39,7 @@ enum way { OVER, BESIDE, BACKWARD, WAYS };
 
 /* Small whole numbers: all classes have the same logits, so that p is a quarter, and every sum is
  * exact. Blocks of 1 to 12 rows, and of all. */
-CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
   enum { ROWS = 11, WIDTH = 3, CLASSES = 4, COLUMNS = 6 };
   struct ck_rig *rig = ck_rig_variant(_i / WAYS);
   const enum way way = (enum way)(_i % WAYS);

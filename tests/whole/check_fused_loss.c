@@ -87,8 +87,7 @@ static void train(struct run *r, double losses[STEPS + 1]) {
 
 /* The same training to the order of sums, over three devices in every mode: 1e-12 leaves ten
  * thousand roundings, AdamW divides by roots of squares that are not small. */
-CK_LOOP(the_same_training, SETTINGS * MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(the_same_training, SETTINGS * MODES) {
   const struct setting *s = &settings[_i / MODES];
   static double table[2][VOCABULARY * 8], head[2][VOCABULARY * 8];
   double losses[2][STEPS + 1];
@@ -200,8 +199,7 @@ CK_LOOP(the_same_names, SETTINGS) {
   const ek_replica *a = ek_data_parallel_model_replica(ek_trainer_model(r[0].trainer), 0);
   const ek_replica *b = ek_data_parallel_model_replica(ek_trainer_model(r[1].trainer), 0);
   size_t buffers = 0;
-  for (size_t i = 0; i < ek_replica_parameter_count(b); i++) {
-    CK_GOT(ek_parameter_info, one, ek_replica_parameter(&one, b, i));
+  CK_EACH_PARAMETER(one, b) {
     if (one.buffer) {
       buffers++;
       continue;

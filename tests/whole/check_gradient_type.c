@@ -24,8 +24,7 @@ static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
 
 /* The gradient of a sum, which nothing is divided by. */
 static struct ck_setup setup_of(int number, const char *workload, const char *spec) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(workload), spec, EK_MODE_GATHER);
-  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  struct ck_setup setup = ck_setup_at(ck_workload(workload), spec, number % CK_PLACEMENTS);
   ck_assign(setup, .options.precision = pairs[number / CK_PLACEMENTS].precision,
             .options.gradient_type = pairs[number / CK_PLACEMENTS].gradients,
             .reduction = EK_REDUCTION_SUM, .loss_scale = &no_loss_scale,
@@ -58,8 +57,7 @@ static ek_status wide_mlp(ek_module **module) {
 }
 
 /* One device and one micro-batch: the f32 gradient, rounded to nearest. */
-CK_LOOP(a_gradient_is_rounded_once, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_gradient_is_rounded_once, ck_if_halves(CASES)) {
   for (int w = 0; w <= CK_WORKLOADS; w++) {
     struct ck_workload workload = *(w < CK_WORKLOADS ? &ck_workloads[w] : ck_workload("mlp"));
     struct ck_setup setup = setup_of(_i, workload.name, "cpu:1");
@@ -93,9 +91,8 @@ static void within(const double *got, const double *want, const double *sizes, e
  * both. The devices' gradients are those of one device for their rows: SAMPLES over 3 devices are
  * 3, 3 and 2.
  */
-CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
+CK_PART_LOOP(devices_add_up, ck_if_halves(CASES)) {
   static const int64_t cut[DEVICES + 1] = {0, 3, 6, 8};
-  if (!ck_part(_i)) return;
   const struct ck_setup many = setup_of(_i, "mlp", "cpu:3");
   CK_WITH(struct ck_setup, one, setup_of(_i, "mlp", "cpu:1"), .options.gradient_type = EK_F32);
   double *got = gradients_of(&many, 0, 0, SAMPLES);
@@ -114,8 +111,7 @@ CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
 
 /* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep
  * shares it is rounded by itself, too. */
-CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
   const struct ck_setup setup = setup_of(_i, "mlp", "cpu:1");
   CK_WITH(struct ck_setup, wide, setup, .options.gradient_type = EK_F32);
   double *got = gradients_of(&setup, 0, 5, SAMPLES);
@@ -145,10 +141,9 @@ static double *trained(const struct ck_setup *setup) {
 }
 
 /* Any number of devices, with the tree of sums in 16 bits. */
-CK_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
+CK_PART_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
   double *values[3];
-  if (!ck_part(_i)) return;
   for (int i = 0; i < 3; i++) {
     CK_WITH(struct ck_setup, setup, setup_of(_i, "gpt", specs[i]),
             .options.outputs = EK_OUTPUTS_STAY, .options.reproducible = 3);
@@ -250,7 +245,6 @@ CK_LOOP(modules_see_f32, ck_if_halves(1)) {
  * devices. */
 CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
-  ek_step_result result;
   ck_assign(setup.options, .precision = EK_PRECISION_F32, .gradient_type = EK_F16);
   setup.loss_scale = &(const ek_loss_scale){.kind = EK_LOSS_SCALE_DYNAMIC,
                                             .scale = 0x1p30,
@@ -260,7 +254,7 @@ CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 5);
   double *before = ck_training_read(&t, CK_VALUES);
-  ck_ok(ck_training_step(&t, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
   ck_assert(result.skipped);
   double *values = ck_training_read(&t, CK_VALUES);
   ck_arrays_same("parameters", values, before);

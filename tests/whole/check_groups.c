@@ -107,14 +107,9 @@ static ek_status stripes_create(ek_module **module) {
   return EK_OK;
 }
 
-static void stripes_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  const ek_tensor rows = {.type = type, .rank = 2, .shape = {samples, N}};
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = batch->target[0] = rows;
-}
-
 static const struct ck_workload workload = {
-    "stripes", stripes_create, ek_mean_squared_error_create, stripes_shapes, 0, false, 0};
+    .name = "stripes", .module = stripes_create, .criterion = ek_mean_squared_error_create,
+    .sample = CK_SAMPLE(CK_ROW(N), CK_ROW(N))};
 
 /* ---- rules ---- */
 
@@ -165,8 +160,7 @@ struct element {
 static int64_t elements(struct element *of, const struct ck_training *t) {
   const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
   int64_t count = 0;
-  for (size_t k = 0; k < ek_replica_parameter_count(replica); k++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, k));
+  CK_EACH_PARAMETER(info, replica) {
     for (int64_t i = 0; i < ek_tensor_count(&info.value); i++) {
       ck_assert_int_lt(count, ELEMENTS);
       of[count++] = (struct element){info.no_decay, info.frozen};
@@ -212,8 +206,7 @@ static void one_step(struct ck_training *t, double m[ELEMENTS], double v[ELEMENT
 }
 
 static struct ck_setup setup_of(int placement, ek_type type) {
-  struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(&workload, "cpu:3", placement);
   ck_assign(setup, .options.type = type, .optimizer = create_rule);
   return setup;
 }
@@ -255,14 +248,13 @@ CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
 }
 
 CK_LOOP(everything_frozen, CK_PLACEMENTS) {
-  ek_step_result result;
   chosen = rules[1];
   next_all = FROZEN;
   struct ck_training t = ck_training_of(setup_of(_i, EK_F32));
   next_all = -1;
   struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, 1);
   double *before = ck_training_read(&t, CK_VALUES);
-  ck_ok(ck_training_step(&t, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
   double *after = ck_training_read(&t, CK_VALUES);
   ck_arrays_same("frozen", after, before);
   ck_assert(result.finite && result.gradient_norm == 0 && result.step == 1);
@@ -276,11 +268,10 @@ CK_LOOP(everything_frozen, CK_PLACEMENTS) {
  * devices, and the norm is that of the others: it is summed in f64, the factor that it is
  * multiplied with rounds to f32 as it is read.
  */
-CK_LOOP(frozen_in_16_bits, ck_if_halves(2 * CK_PLACEMENTS)) {
+CK_PART_LOOP(frozen_in_16_bits, ck_if_halves(2 * CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i / 2, EK_F32);
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   struct element of[ELEMENTS];
-  if (!ck_part(_i)) return;
   chosen = rules[1];
   setup.options.gradient_type = _i % 2 == 0 ? EK_BF16 : EK_F16;
   setup.options.precision = (ek_precision)setup.options.gradient_type;
@@ -321,8 +312,7 @@ static ek_status count_create(ek_optimizer **optimizer) {
 /* A gpt of 28 parameters: one call for those without decay and one for the others, and for each
  * device's part of a bucket. */
 CK_LOOP(few_calls, CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i);
+  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:2", _i);
   ck_assign(setup, .options.bucket_bytes = 2048, .optimizer = count_create);
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);

@@ -39,10 +39,7 @@ static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
   ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
 }
 
-static ek_status fast_adamw(ek_optimizer **optimizer) {
-  CK_WITH(ek_adamw_options, adamw, EK_ADAMW_OPTIONS_INIT, .learning_rate = 0.05);
-  return ek_adamw_create(optimizer, &adamw);
-}
+CK_ADAMW(fast_adamw, .learning_rate = 0.05)
 
 /* In parts of a batch if `parts` is more than 1. Big steps, so that the logits are not all alike;
  * none overflows. */
@@ -130,8 +127,7 @@ static ek_mode mode_of(int number) { return (ek_mode)(number / HEADS / HALVES); 
 /* ---- evaluation ---- */
 
 /* Shards are uneven, and one device has no rows of the second batch. */
-CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
   ek_trainer *trainer = open_trainer(mode_of(_i), half_of(_i), head_of(_i), 1);
   take_steps(trainer, 2);
   static const int64_t samples[] = {SAMPLES, 2};
@@ -159,8 +155,7 @@ CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
  * The slope of a row's loss in its logits is p - y, of L2 norm sqrt(2) at most: the mean of n rows
  * is off by no more than sqrt(2 / n) times what the logits are off by, which has its own bound.
  */
-CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   ek_trainer *half = open_trainer(mode_of(_i), half_of(_i), head_of(_i), 3);
   ek_trainer *wide = open_trainer(mode_of(_i), EK_F32, head_of(_i), 3);
   static double logits[LOGITS], exact[LOGITS];

@@ -20,8 +20,7 @@ static const ek_loss_scale steady = {
     .kind = EK_LOSS_SCALE_DYNAMIC, .scale = 16, .growth = 1, .backoff = 1, .interval = 1000};
 
 static struct ck_setup setup_of(const struct ck_workload *workload, int placement, ek_type type) {
-  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_at(workload, "cpu:3", placement);
   ck_assign(setup, .options.precision = (ek_precision)type, .loss_scale = &steady);
   return setup;
 }
@@ -55,8 +54,7 @@ static ek_status step_in_parts(struct ck_training *t, uint64_t number, int bad, 
   return status == EK_OK ? ek_data_parallel_optimizer_step(result, t->optimizer) : status;
 }
 
-CK_LOOP(any_micro_batch_skips_the_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(any_micro_batch_skips_the_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   const struct ck_workload gpt = ck_spiked("gpt");
   const struct ck_setup setup = setup_of(&gpt, _i / HALVES, halves[_i % HALVES]);
   struct ck_training disturbed = ck_training_opened(&setup);
@@ -92,8 +90,7 @@ static void go_back(struct ck_training *t, uint64_t number, bool accumulate) {
 
 /* With gradients of 16 bits: what a step has accumulated stays, and what can be read of it. A run
  * that begins with such a state goes on alike. */
-CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i % HALVES]);
   setup.options.gradient_type = ek_precision_type(setup.options.precision);
   struct ck_training disturbed = ck_training_opened(&setup);
@@ -126,8 +123,7 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
 
 /* ---- NaN in the data ---- */
 
-CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
   struct ck_setup setup = setup_of(ck_workload("mlp"), _i / HALVES, halves[_i % HALVES]);
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   struct ck_training t[2];
@@ -173,9 +169,8 @@ static void *retype(struct ck_batch *batch, ek_type type, const ek_device *devic
 
 /* f32 is rounded as the caller would; any other type than that of the modules is refused, whatever
  * they compute in, and nothing is lost. */
-CK_LOOP(inputs_of_every_type, ck_if_halves(CK_MODES * 3)) {
+CK_PART_LOOP(inputs_of_every_type, ck_if_halves(CK_MODES * 3)) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
-  if (!ck_part(_i)) return;
   const ek_type precision = _i % 3 == 2 ? EK_F32 : halves[_i % 3];
   const struct ck_setup setup = setup_of(ck_workload("mlp"), _i / 3, precision);
   struct ck_training t = ck_training_opened(&setup);
@@ -245,8 +240,7 @@ static ek_status write_halves(const struct ck_training *t, ek_type type) {
 
 /* Into masters they come as they are, into copies of another type rounded once more; and training
  * goes on like that of a model to which they were written by name. */
-CK_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
   const ek_type type = halves[_i % HALVES];
   const struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i / 2 % HALVES]);
   struct ck_setup from = setup;

@@ -31,7 +31,8 @@ static struct run run_of(const char *workload, int mode) {
   run.loss = (ek_data_parallel_criterion_options)EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   run.mode = (ek_mode)(mode % CK_MODES);
   ck_ok(ek_data_parallel_model_options_set_mode(&run.model, run.mode));
-  ck_assign(run.model, .broadcast_inputs = run.workload->broadcast, .precision = ck_precision());
+  ck_assign(run.model, .broadcast_inputs = run.workload->sample.broadcast,
+            .precision = ck_precision());
   run.micro_batches = mode % 2 == 0 ? 0 : 2;
   return run;
 }

@@ -92,7 +92,7 @@ CK_TEST(several_terms_wait_for_backward) {
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options in_forward = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   in_forward.gradient_in_forward = true;
-  options.broadcast_inputs = mixer->broadcast;
+  options.broadcast_inputs = mixer->sample.broadcast;
   CK_OPENED(ek_module *, model, mixer->module(&model));
   CK_OPENED(ek_criterion *, criterion, mixer->criterion(&criterion, EK_REDUCTION_MEAN));
   CK_OPENED(ek_module *, whole, ek_with_criterion_create(&whole, model, criterion));

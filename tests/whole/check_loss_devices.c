@@ -29,26 +29,7 @@ static ek_status masked_binary(ek_criterion **criterion, ek_reduction reduction)
 static ek_status divergence(ek_criterion **criterion, ek_reduction reduction) {
   return element_loss(criterion, ek_divergence(false), reduction, false);
 }
-static ek_status soft(ek_criterion **criterion, ek_reduction reduction) {
-  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
-          .soft_targets = true, .label_smoothing = 0.125);
-  return ek_cross_entropy_create(criterion, &options);
-}
-
-static void rows(struct ck_batch *batch, ek_type type, int64_t samples, size_t targets) {
-  batch->inputs = 1;
-  batch->targets = targets;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
-  for (size_t i = 0; i < targets; i++) {
-    batch->target[i] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, OUT}};
-  }
-}
-static void one_target(struct ck_batch *batch, ek_type type, int64_t samples) {
-  rows(batch, type, samples, 1);
-}
-static void with_weights(struct ck_batch *batch, ek_type type, int64_t samples) {
-  rows(batch, type, samples, 2);
-}
+CK_ENTROPY(soft, .soft_targets = true, .label_smoothing = 0.125)
 
 /* ---- segmentation: two outputs, one map for both ---- */
 
@@ -70,23 +51,19 @@ static ek_status pixels(ek_criterion **criterion, ek_reduction reduction) {
   return ck_weighted_sum(criterion, terms, coefficients, 2);
 }
 
-static void maps(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = 1;
-  batch->targets = 2;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, SIDE, SIDE, COLOURS}};
-  for (int i = 0; i < 2; i++) {
-    batch->target[i] = (ek_tensor){.type = EK_I32, .rank = 3, .shape = {samples, SIDE, SIDE}};
-  }
-}
-
 /* ---- training ---- */
 
+#define WITH_WEIGHTS                                                                               \
+  {.inputs = 1, .targets = 2, .input = {CK_ROW(IN)}, .target = {CK_ROW(OUT), CK_ROW(OUT)}}
+#define MAP {.type = EK_I32, .rank = 3, .shape = {1, SIDE, SIDE}}
+#define MAPS                                                                                       \
+  {.inputs = 1, .targets = 2, .input = {CK_ROW(SIDE, SIDE, COLOURS)}, .target = {MAP, MAP}}
 static const struct ck_workload workloads[] = {
-    {"smooth L1 with weights", linear, masked, with_weights, 0, false, 0},
-    {"binary cross-entropy with weights", linear, masked_binary, with_weights, 0, false, 0},
-    {"divergence by sample", linear, divergence, one_target, 0, false, 0},
-    {"soft targets", linear, soft, one_target, 0, false, 0},
-    {"pixels of two outputs", fcn, pixels, maps, CLASSES, false, 0}};
+    {"smooth L1 with weights", linear, masked, WITH_WEIGHTS, 0, false},
+    {"binary cross-entropy with weights", linear, masked_binary, WITH_WEIGHTS, 0, false},
+    {"divergence by sample", linear, divergence, CK_SAMPLE(CK_ROW(IN), CK_ROW(OUT)), 0, false},
+    {"soft targets", linear, soft, CK_SAMPLE(CK_ROW(IN), CK_ROW(OUT)), 0, false},
+    {"pixels of two outputs", fcn, pixels, MAPS, CLASSES, false}};
 enum { WORKLOADS = sizeof workloads / sizeof workloads[0], STEPS = 3 };
 
 /* Targets become probabilities, with a row of zeros; weights become 0 (of a NaN), 1 or 2; of the
@@ -118,9 +95,8 @@ static void train(struct ck_training *training, const struct ck_workload *worklo
   for (int i = 0; i < STEPS; i++) {
     struct ck_batch first = make_batch(workload, sizes[2 * i], 2 * i);
     struct ck_batch second = make_batch(workload, sizes[2 * i + 1], 2 * i + 1);
-    ek_step_result result = {0};
     ck_ok(ck_training_backward(training, &first, NULL, true, NULL));
-    ck_ok(ck_training_step(training, &second, &result));
+    CK_GOT(ek_step_result, result, ck_training_step(training, &second, &result));
     losses[i] = result.loss;
     ck_assert_msg(isfinite(result.loss), "%s on %s: loss %g", workload->name, spec, result.loss);
   }

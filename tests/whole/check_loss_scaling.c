@@ -32,8 +32,7 @@ static void trains_alike(const struct ck_setup *plain, const struct ck_setup *sc
   ck_training_close(&b);
 }
 
-CK_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
   static const double scales[] = {0x1p16, 0x1p-9, 0x1p30};
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   const ek_loss_scale rule = ck_scaling_fixed(scales[_i % 3]);
@@ -46,9 +45,8 @@ CK_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
 /* Gradients in memory are over the unit: 7 samples of 5 targets, 35 of them, so 2^6; of the first
  * micro-batch there are 4 samples, so 2^5. Ignored targets count. Where nothing is divided it is 1.
  */
-CK_LOOP(a_scale_counts_from_the_mean, 8) {
+CK_PART_LOOP(a_scale_counts_from_the_mean, 8) {
   static const double units[] = {0x1p6, 0x1p5, 1, 1};
-  if (!ck_part(_i)) return;
   const bool two = _i % 4 == 1, sum = _i % 4 == 2, none = _i % 4 == 3;
   const ek_loss_scale rule = ck_scaling_fixed(0x1p16);
   double *values[2];
@@ -78,8 +76,7 @@ CK_LOOP(a_scale_counts_from_the_mean, 8) {
 }
 
 /* The other reductions, whose gradients are not divided by any D. */
-CK_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
   const ek_loss_scale rule = ck_scaling_fixed(0x1p12);
   struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i / 2, NULL);
   plain.reduction = _i % 2 == 0 ? EK_REDUCTION_SUM : EK_REDUCTION_NONE;
@@ -88,8 +85,7 @@ CK_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
 }
 
 /* A model that computes its loss itself, in its forward too; without clipping. */
-CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p20, 1);
   CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(64, 16, 8, 1, 2), .fused_loss = true);
   struct ck_setup setup = ck_setup_gpt(&gpt, NULL, "cpu:3", (ek_mode)(_i / 2));
@@ -192,8 +188,7 @@ CK_LOOP_FROM(gradients_of_a_program, 1, CK_MODES) {
 /* ---- the rest ---- */
 
 /* The peak of `plan` is the real one; a device that only counts never overflows. */
-CK_LOOP(memory_is_planned, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(memory_is_planned, CK_MODES) {
   if (ck_on_gpu()) return; /* check_memory_plan.c has its rules */
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 1);
   const struct ck_setup setup = ck_scaling_setup(ck_workload("gpt"), _i, &rule);
@@ -211,8 +206,7 @@ CK_LOOP(memory_is_planned, CK_MODES) {
 }
 
 /* A trainer's option, with micro-batches that it cuts itself. */
-CK_LOOP(a_trainer_has_it, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_trainer_has_it, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   ek_loss_scale rule = ck_scaling_dynamic(512, 2000);
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;

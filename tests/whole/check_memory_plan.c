@@ -17,8 +17,7 @@ enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 static struct ck_setup setup_of(int number, bool keep_outputs, ek_type type) {
   struct ck_setup setup =
-      ck_setup_mode(&ck_workloads[number / CK_PLACEMENTS], "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, number % CK_PLACEMENTS);
+      ck_setup_at(&ck_workloads[number / CK_PLACEMENTS], "cpu:3", number % CK_PLACEMENTS);
   ck_assign(setup, .keep_outputs = keep_outputs, .options.type = type);
   return setup;
 }
@@ -36,8 +35,7 @@ static ek_status train(const struct ck_setup *setup, ek_group *group,
   return status;
 }
 
-CK_LOOP(plan_equals_cpu, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(plan_equals_cpu, CASES) {
   for (int variant = 0; variant < 4; variant++) {
     const ek_type type = variant % 2 == 0 ? EK_F32 : EK_F64;
     const struct ck_setup setup = setup_of(_i, variant / 2 == 1, type);
@@ -55,8 +53,7 @@ CK_LOOP(plan_equals_cpu, CASES) {
 }
 
 /* All devices get the same capacity, so the one with the largest peak decides. */
-CK_LOOP(capacity_is_exact, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(capacity_is_exact, CASES) {
   static const char *const backends[] = {"plan", "cpu"};
   for (int variant = 0; variant < 4; variant++) {
     const struct ck_setup setup = setup_of(_i, variant / 2 == 1, EK_F32);
@@ -85,8 +82,7 @@ CK_LOOP(capacity_is_exact, CASES) {
 }
 
 /* The peak of a long run is that of its second step: nothing creeps. */
-CK_LOOP(peak_is_reached_at_once, CASES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(peak_is_reached_at_once, CASES) {
   struct ck_training training = ck_training_of(setup_of(_i, false, EK_F32));
   struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, 8, 0.2, 6);
   ek_memory_usage early[DEVICES], late[DEVICES];

@@ -309,9 +309,8 @@ CK_TEST(a_root_without_gradient_may_give_integers) {
 
 /* The device is full within a module: its path is named, and the device once. */
 CK_TEST(a_full_device_names_the_module) {
-  double loss = 0;
   CK_SET_UP(struct bench, b, bench_open(&b, EK_MODE_REPLICATED, true));
-  ck_ok(step(&b, &loss));
+  CK_GOT(double, loss, step(&b, &loss));
   int named = 0;
   for (uint64_t n = 1; n < 200; n++) {
     ck_ok(ek_memory_fail_at(ek_group_device(b.training.group, 1), n));

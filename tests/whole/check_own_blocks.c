@@ -131,10 +131,9 @@ struct cost {
 
 static void measure(struct cost *cost, const struct bed *bed) {
   const ek_tensor *gradients = ek_replica_gradients(bed->replica);
-  ek_tensor logits = {0};
   CK_GOT(ek_memory_usage, before, ck_memory_stats(&before, bed->device));
   ck_ok(ek_memory_reset_peak(bed->device));
-  ck_ok(there_and_back(bed, &logits));
+  CK_GOT(ek_tensor, logits, there_and_back(bed, &logits));
   ck_ok(ck_memory_stats(&cost->usage, bed->device));
   cost->allocations = cost->usage.allocations - before.allocations;
   cost->usage.allocations = 0; /* those before the pass are not compared */
@@ -205,13 +204,10 @@ CK_LOOP(they_train_alike, CK_PLACEMENTS *FAMILIES) {
 }
 
 static void peaks(ek_memory_usage *usages, bool own, const char *spec, int placement) {
-  const struct ck_workload *like = ck_workload("gpt");
-  const struct ck_workload workload = {
-      like->name, own ? create_own : create_stock, like->criterion, like->shapes, like->classes,
-      like->ignores, like->broadcast};
-  struct ck_setup setup = ck_setup_mode(&workload, spec, EK_MODE_REPLICATED);
+  CK_WITH(struct ck_workload, workload, *ck_workload("gpt"),
+          .module = own ? create_own : create_stock);
+  struct ck_setup setup = ck_setup_at(&workload, spec, placement);
   struct ck_batch batch = ck_batch_make(&workload, EK_F32, 7, 0, 1);
-  ck_setup_place(&setup, placement);
   setup.optimizer = ck_clipped_adamw;
   ck_measure(usages, &setup, spec, &batch, 2);
   ck_batch_free(&batch);

@@ -139,10 +139,9 @@ CK_TEST(loops_nest_and_callers_meet) {
 /* ---- where nothing runs ---- */
 
 CK_TEST(where_nothing_runs) {
-  struct loop loop = {0};
   ek_group *plan = ck_open_exactly("plan:1", 1), *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  ck_ok(ek_device_parallel_for(ek_group_device(plan, 0), 5, note_range, &loop));
+  CK_GOT(struct loop, loop, ek_device_parallel_for(ek_group_device(plan, 0), 5, note_range, &loop));
   ck_invalid(ek_device_parallel_for(NULL, 1, note_range, &loop), "device");
   ck_invalid(ek_device_parallel_for(device, 1, NULL, &loop), "function");
   ck_invalid(ek_device_parallel_for(device, -1, note_range, &loop), "-1");

@@ -176,28 +176,13 @@ CK_LOOP(frozen_by_name_is_frozen_by_declaration, 2 * MASKS * VARIANTS * CK_MODES
 
 static const double rate = 0.01;
 
-static ek_status plain_adamw(ek_optimizer **rule) {
-  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate,
-          .weight_decay = 0);
-  return ek_adamw_create(rule, &options);
-}
+CK_ADAMW(plain_adamw, .learning_rate = rate, .weight_decay = 0)
 
-static ek_status decayed_adamw(ek_optimizer **rule) {
-  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate,
-          .weight_decay = 0.125);
-  return ek_adamw_create(rule, &options);
-}
+CK_ADAMW(decayed_adamw, .learning_rate = rate, .weight_decay = 0.125)
 
-static ek_status plain_sgd(ek_optimizer **rule) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = rate);
-  return ek_sgd_create(rule, &options);
-}
+CK_SGD(plain_sgd, .learning_rate = rate)
 
-static ek_status decayed_sgd(ek_optimizer **rule) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = rate,
-          .weight_decay = 0.125);
-  return ek_sgd_create(rule, &options);
-}
+CK_SGD(decayed_sgd, .learning_rate = rate, .weight_decay = 0.125)
 
 /* Of the parameters of an ek_mlp: the last pattern that matches holds, alone. */
 static const ek_parameter_pattern wishes[] = {
@@ -223,8 +208,7 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
   enum { MOST = 16 * 16 };
   static double before[4][MOST], plain[MOST], got[MOST];
   const bool adamw = _i >= CK_PLACEMENTS;
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
-  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  struct ck_setup setup = ck_setup_at(ck_workload("mlp"), "cpu:3", _i % CK_PLACEMENTS);
   ck_assign(setup.options, .type = EK_F64, .bucket_bytes = 512);
   setup.optimizer = adamw ? plain_adamw : plain_sgd;
   struct ck_training one = ck_training_opened(&setup);
@@ -263,8 +247,7 @@ CK_LOOP(all_may_be_frozen, CK_MODES) {
   struct ck_training t = ck_training_opened(&setup);
   double *before = ck_training_read(&t, CK_VALUES);
   struct ck_batch batch = ck_batch_make(setup.workload, setup.options.type, 7, 0, 5);
-  ek_step_result result;
-  ck_ok(ck_training_step(&t, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
   ck_assert(result.finite && result.gradient_norm == 0);
   double *after = ck_training_read(&t, CK_VALUES);
   ck_arrays_same("frozen", after, before);

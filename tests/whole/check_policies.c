@@ -15,11 +15,8 @@ static ek_recompute policy_of(const char *text) {
 }
 
 static const char *gpt_policy;
-static ek_status gpt_with_policy(ek_module **module) {
-  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(13, 5, 8, 5, 2), .dropout = 0.25,
-          .recompute = policy_of(gpt_policy));
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(gpt_with_policy, ck_gpt_sizes(13, 5, 8, 5, 2), .dropout = 0.25,
+       .recompute = policy_of(gpt_policy))
 static ek_status gpt_without(ek_module **module) {
   const char *policy = gpt_policy;
   gpt_policy = "none";
@@ -31,8 +28,7 @@ static ek_status gpt_without(ek_module **module) {
 static const char *const policies[] = {"every=1", "every=2", "every=9", "sqrt", "all", "cheap"};
 enum { POLICIES = sizeof policies / sizeof policies[0], CHEAP = POLICIES - 1 };
 
-CK_LOOP(policies_of_gpt, POLICIES * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(policies_of_gpt, POLICIES * CK_PLACEMENTS) {
   gpt_policy = policies[_i / CK_PLACEMENTS];
   ck_deterministic(_i / CK_PLACEMENTS == CHEAP); /* numerics.md */
   ck_trains_alike(ck_workload("gpt"), gpt_without, gpt_with_policy, "cpu:3", _i % CK_PLACEMENTS);
@@ -158,7 +154,8 @@ CK_TEST(planning) {
 /* A linear, GELU, a linear, a norm, a linear, a norm, dropout of nothing, ReLU, a linear. */
 static ek_status stack(ek_module **module, const char *policy) {
   ek_module *p[9] = {NULL};
-  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute = policy_of(policy));
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT,
+          .recompute = policy_of(policy));
   for (int i = 0; i < 9; i += 2) {
     if (i != 6) ck_ok(ek_linear_create(&p[i], 4, 4, i != 4));
   }
@@ -258,8 +255,7 @@ static ek_status random_tree(ek_module **module, bool wrap) {
 static ek_status plain_tree(ek_module **module) { return random_tree(module, false); }
 static ek_status wrapped_tree(ek_module **module) { return random_tree(module, true); }
 
-CK_LOOP(random_trees, 36) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(random_trees, 36) {
   ck_assign(of_tree, .random = ck_random_start((uint64_t)_i), .cheap = _i % 4 < 2);
   ck_deterministic(of_tree.cheap);
   ck_trains_alike(ck_workload("mlp"), plain_tree, wrapped_tree, _i % 2 == 0 ? "cpu:2" : "cpu:3",

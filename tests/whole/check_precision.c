@@ -15,17 +15,13 @@ enum { DEVICES = 3, SAMPLES = 8, STEPS = 2, HALVES = 2, CASES = CK_PLACEMENTS * 
 static const ek_type halves[HALVES] = {EK_BF16, EK_F16};
 
 /* Its update is the parameters minus half the gradient, which is small in all workloads. */
-static ek_status plain_sgd(ek_optimizer **optimizer) {
-  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5);
-  return ek_sgd_create(optimizer, &options);
-}
+CK_SGD(plain_sgd, .learning_rate = 0.5)
 
 /* Every step is taken: check_skipped_steps.c has those that overflow. */
 static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
 
 static struct ck_setup setup_of(int number, const char *workload, const char *spec) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(workload), spec, EK_MODE_GATHER);
-  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  struct ck_setup setup = ck_setup_at(ck_workload(workload), spec, number % CK_PLACEMENTS);
   ck_assign(setup, .options.precision = (ek_precision)halves[number / CK_PLACEMENTS],
             .optimizer = plain_sgd, .loss_scale = &no_loss_scale);
   return setup;
@@ -92,8 +88,7 @@ static struct numbers numbers_of(const struct ck_setup *setup) {
  * each device, and add up, and round, the devices' gradients in their order; micro-batches are
  * rounded in another order, and a norm is summed in another order in shares.
  */
-CK_LOOP(placements_agree, ck_if_halves(TABLE)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(placements_agree, ck_if_halves(TABLE)) {
   ck_deterministic_on_gpu();
   for (int w = 0; w < CK_WORKLOADS; w++) {
     const char *name = ck_workloads[w].name;
@@ -112,8 +107,7 @@ CK_LOOP(placements_agree, ck_if_halves(TABLE)) {
 
 /* Copies are there where modules compute in 16 bits, and gradients of 16 bits are half of those of
  * f32: between steps only what is kept is there. */
-CK_LOOP(plans_are_exact, ck_if_halves(TABLE)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(plans_are_exact, ck_if_halves(TABLE)) {
   for (int w = 0; w < CK_WORKLOADS; w++) {
     struct ck_setup setup = setup_at(_i, ck_workloads[w].name), wide = setup;
     const struct row *row = &table[_i / CK_PLACEMENTS];
@@ -147,8 +141,7 @@ CK_LOOP(plans_are_exact, ck_if_halves(TABLE)) {
  * that on, and a gradient is off by 2 d v, relative; d is 8 at most in these workloads. Steps are
  * small, so that is what the change of the parameters is off by (docs/numerics.md).
  */
-CK_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
   const double v = halves[_i / CK_PLACEMENTS] == EK_BF16 ? 0x1p-8 : 0x1p-11;
   for (int w = 0; w < CK_WORKLOADS; w++) {
     struct ck_setup many = setup_of(_i, ck_workloads[w].name, "cpu:3"), one = many, start = many;
@@ -262,8 +255,7 @@ static ek_status forgetful(ek_optimizer **optimizer) {
   return ck_rule_create(optimizer, "forgetful", forgetful_update);
 }
 
-CK_LOOP(rules_need_not_write_copies, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(rules_need_not_write_copies, ck_if_halves(CASES)) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3"), own = setup;
   own.optimizer = forgetful;
   saw_copy = false;
@@ -289,8 +281,7 @@ static void step(struct ck_training *t, uint64_t number) {
 
 /* From a placement in bf16 or f16 into f32, from there into another placement of 16 bits, and
  * on. */
-CK_LOOP(state_goes_from_one_precision_to_another, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(state_goes_from_one_precision_to_another, ck_if_halves(CASES)) {
   struct ck_setup first = setup_of(_i, "gpt", "cpu:3"), second = first, third = first;
   second.options.precision = EK_PRECISION_F32;
   ck_setup_place(&third, (_i + 3) % CK_PLACEMENTS);
@@ -315,8 +306,7 @@ static ek_status wide_mlp(ek_module **module) {
   return ek_mlp_create(module, (const int64_t[]){7, 700, 5}, 3, EK_ACTIVATION_GELU);
 }
 
-CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
   CK_WITH(struct ck_workload, wide, *ck_workload("mlp"), .module = wide_mlp);
   setup.workload = &wide;
@@ -331,10 +321,7 @@ CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
 
 static ek_recompute policy;
 
-static ek_status small_gpt(ek_module **module) {
-  CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(50, 6, 16, 3, 2), .dropout = 0.1, .recompute = policy);
-  return ek_gpt_create(module, &gpt);
-}
+CK_GPT(small_gpt, ck_gpt_sizes(50, 6, 16, 3, 2), .dropout = 0.1, .recompute = policy)
 
 /* Recomputation, dropout and ties, in two micro-batches: the same bits; with `cheap` those of
  * another deterministic group (numerics.md). */

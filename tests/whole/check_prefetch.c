@@ -73,8 +73,7 @@ static ek_status step_of(struct ck_training *training, struct sent *sent,
 
 static struct ck_setup setup_of(int number) {
   const struct ck_workload *workload = &ck_workloads[number / CK_PLACEMENTS];
-  struct ck_setup setup = ck_setup_mode(workload, test_devices("cpu:3"), EK_MODE_BALANCED);
-  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  struct ck_setup setup = ck_setup_at(workload, test_devices("cpu:3"), number % CK_PLACEMENTS);
   setup.optimizer = ck_clipped_adamw;
   return setup;
 }

@@ -265,19 +265,11 @@ static ek_status resnet(ek_module **module) {
   return ek_resnet_create(module, &options);
 }
 
-static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
-  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction);
-  return ek_cross_entropy_create(criterion, &options);
-}
-
-static void picture_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, SIDE, SIDE, 3}};
-  batch->target[0] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples}};
-}
+CK_ENTROPY(cross_entropy, .reduction = reduction)
 
 static const struct ck_workload pictures = {
-    "pictures", resnet, cross_entropy, picture_shapes, KINDS_OF_PICTURES, false, 0};
+    "pictures", resnet, cross_entropy, CK_SAMPLE(CK_ROW(SIDE, SIDE, 3), CK_LABELS(1)),
+    KINDS_OF_PICTURES, false};
 
 static const struct ck_workload *workload_of(const char *name) {
   return strcmp(name, pictures.name) == 0 ? &pictures : ck_workload(name);

@@ -88,14 +88,9 @@ static ek_status product_create(ek_module **module) {
   return ck_plain_create(module, &product_ops, 1, 1);
 }
 
-static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, N}};
-  batch->target[0] = batch->input[0];
-}
-
 static const struct ck_workload product = {
-    "product", product_create, ek_mean_squared_error_create, shapes, 0, false, 0};
+    .name = "product", .module = product_create, .criterion = ek_mean_squared_error_create,
+    .sample = CK_SAMPLE(CK_ROW(N), CK_ROW(N))};
 
 /* ---- errors ---- */
 

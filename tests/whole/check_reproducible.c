@@ -18,12 +18,6 @@ enum { STEPS = 3, MOST_PARTS = 3, NUMBERS = STEPS * (MOST_PARTS + 3) + 2, MOST_G
 
 /* ---- workloads: the usual ones, one that writes buffers, and one that has collectives ---- */
 
-static void running_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, CK_RUNNING_WIDTH}};
-  batch->target[0] = batch->input[0];
-}
-
 /* Batch norms over all devices: the stock's with and without running statistics, the second
  * recomputed, and a program's own. Grains meet in all of them. */
 static ek_status make_norms(ek_module **module, bool buffers) {
@@ -50,7 +44,7 @@ enum { WORKLOADS = CK_WORKLOADS + 2 };
 
 #define ON_ROWS(name_, module_)                                                                    \
   {.name = name_, .module = module_, .criterion = ek_mean_squared_error_create,                    \
-   .shapes = running_shapes}
+   .sample = CK_SAMPLE(CK_ROW(CK_RUNNING_WIDTH), CK_ROW(CK_RUNNING_WIDTH))}
 static const struct ck_workload with_buffers[] = {ON_ROWS("running", ck_running_create),
                                                   ON_ROWS("norms", norms)},
                                 without_buffers = ON_ROWS("bare norms", bare_norms);
@@ -102,8 +96,7 @@ static ek_group *open_group(const char *backend, size_t devices, int threads) {
 }
 
 static struct ck_setup setup_of(const struct run *run, const struct place *place) {
-  struct ck_setup setup = ck_setup_mode(run->workload, "", EK_MODE_REPLICATED);
-  ck_setup_place(&setup, place->placement);
+  struct ck_setup setup = ck_setup_at(run->workload, "", place->placement);
   ck_assign(setup.options, .type = run->type, .precision = run->precision,
             .reproducible = run->grains, .bucket_bytes = run->bucket_bytes);
   setup.reduction = run->reduction;
@@ -123,9 +116,8 @@ static void take_step(struct outcome *outcome, struct ck_training *training, con
   for (size_t i = 0; i < run->parts[step]; i++) {
     struct ck_batch batch = ck_batch_make(run->workload, run->type, run->part[step][i].samples, 0.1,
                                           run->part[step][i].stream);
-    double loss = 0;
     const bool accumulate = only_accumulates || i + 1 < run->parts[step];
-    ck_ok(ck_training_backward(training, &batch, NULL, accumulate, &loss));
+    CK_GOT(double, loss, ck_training_backward(training, &batch, NULL, accumulate, &loss));
     record(outcome, loss);
   }
   CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training->optimizer));
@@ -229,11 +221,10 @@ static struct run ragged_run(const struct ck_workload *workload) {
                       .part = {{{11, 0}, {5, 1}}, {{19, 2}}, {{8, 3}, {3, 4}, {1, 5}}}};
 }
 
-CK_LOOP(every_mode_and_number_of_devices, 2 * WORKLOADS * CK_PLACEMENTS) {
+CK_PART_LOOP(every_mode_and_number_of_devices, 2 * WORKLOADS * CK_PLACEMENTS) {
   struct run run = ragged_run(workload_at(_i % WORKLOADS));
   const int placement = _i / WORKLOADS % CK_PLACEMENTS;
   run.muon = _i >= WORKLOADS * CK_PLACEMENTS;
-  if (!ck_part(_i)) return;
   const struct outcome want = train_alone(&run);
   for (size_t i = 0; i < COUNTS; i++) {
     const struct place place = {counts[i], placement, 1, false, i % 2 == 0, i % 3 == 1};
@@ -407,11 +398,10 @@ static void peaks(ek_memory_usage usage[8], const char *backend, const struct ru
   ek_group_free(group);
 }
 
-CK_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
+CK_PART_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
   struct run run = ragged_run(workload_at(_i % WORKLOADS));
   const struct place place = {3, _i / WORKLOADS % CK_PLACEMENTS, 1, _i % 2 == 0, false, false};
   ek_memory_usage planned[8], real[8];
-  if (!ck_part(_i)) return;
   run.muon = _i >= WORKLOADS * CK_PLACEMENTS;
   peaks(planned, "plan", &run, &place);
   peaks(real, "cpu", &run, &place);
@@ -422,13 +412,12 @@ CK_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
 
 /* A step of two micro-batches that fails leaves everything as it was. (Buffers may have been
  * written.) In lockstep each allocation fails once. */
-CK_LOOP(a_step_is_a_transaction, (CK_WORKLOADS + 1) * CK_PLACEMENTS) {
+CK_PART_LOOP(a_step_is_a_transaction, (CK_WORKLOADS + 1) * CK_PLACEMENTS) {
   const int workload = _i % (CK_WORKLOADS + 1);
   const bool lockstep = workload == CK_WORKLOADS;
   const uint64_t stride = lockstep ? 1 : 7;
   struct run run = ragged_run(lockstep ? &without_buffers : &ck_workloads[workload]);
   const struct place place = {3, _i / (CK_WORKLOADS + 1), 1, false, false, false};
-  if (!ck_part(_i)) return;
   run.muon = _i % 3 == 0;
   const struct ck_setup setup = setup_of(&run, &place);
   ek_group *group = open_group("cpu", 3, 1);

@@ -13,14 +13,12 @@
 
 /* ---- state ---- */
 
-CK_LOOP(the_scaler_is_state, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(the_scaler_is_state, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
   const struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
                         plain = ck_scaling_setup(&mlp, _i, &constant);
   ek_state_info info;
-  ek_step_result result;
   double bad[] = {3, 0, -1, (double)NAN, 0x1p65};
   int64_t less = -1, two = 2;
   struct ck_training a = ck_training_opened(&setup);
@@ -59,7 +57,7 @@ CK_LOOP(the_scaler_is_state, CK_MODES) {
   ck_ok(ck_training_backward(&b, &batch, NULL, true, NULL));
   ck_ok(ck_scaling_write(&a, "run/loss_scale", EK_F64, &scale));
   ck_ok(ck_scaling_write(&a, "run/good_steps", EK_I64, &two));
-  ck_ok(ck_training_step(&a, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&a, &batch, &result));
   ck_ok(ck_training_step(&b, &batch, NULL));
   ck_assert_double_eq(result.loss_scale, 1024);
   ck_assert_double_eq(ck_scaling_scale(&a), 0x1p-4);
@@ -90,8 +88,7 @@ static void course(struct ck_training *t, int64_t first, int64_t last, bool save
 }
 
 /* A process is killed after a few steps; another goes on from what it has left. In f32 and f16. */
-CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
 #if CK_TSAN
   return; /* it cannot start threads in a child of fork() */
 #endif
@@ -129,8 +126,7 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
 }
 
 /* Files of runs without a scaler, and runs without one. */
-CK_LOOP(with_and_without, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(with_and_without, CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
   struct ck_training scaled = ck_training_of(ck_scaling_setup(ck_workload("mlp"), _i, &rule));
   struct ck_training without = ck_training_of(ck_scaling_setup(ck_workload("mlp"), _i, &constant));

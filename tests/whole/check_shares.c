@@ -23,8 +23,7 @@ static uint64_t held(const struct ck_training *t, size_t device, ek_memory_categ
 static int64_t flat_elements(const struct ck_training *t) {
   const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
   int64_t end = 0;
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
+  CK_EACH_PARAMETER(info, replica) {
     const int64_t last = info.offset + ((ek_tensor_count(&info.value) + 15) & ~(int64_t)15);
     if (!info.buffer && last > end) end = last;
   }

@@ -137,12 +137,11 @@ static ek_status look_at_masks(void *context, ek_device *device, size_t index) {
 }
 
 CK_TEST(threads_of_the_library_block_what_can_be_blocked) {
-  struct masks masks = {0};
   sigset_t before, after;
   ck_assert_int_eq(pthread_sigmask(SIG_BLOCK, NULL, &before), 0);
   ek_group *group = ck_open_exactly("cpu:3", THREADS);
   ck_assert_int_eq(pthread_sigmask(SIG_BLOCK, NULL, &after), 0);
-  ck_ok(ek_group_apply(group, look_at_masks, &masks));
+  CK_GOT(struct masks, masks, ek_group_apply(group, look_at_masks, &masks));
   ck_assert_int_eq(atomic_load(&masks.threads), DEVICES * THREADS);
   ck_assert_int_eq(atomic_load(&masks.right), DEVICES * THREADS);
   for (int signal = 1; signal <= SIGRTMAX; signal++) {
@@ -193,20 +192,14 @@ static ek_status make_model(ek_module **module) {
   return ek_gpt_create(module, &options);
 }
 
-static void set_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  (void)type;
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = EK_I32, .rank = 2, .shape = {samples, LENGTH}};
-  batch->target[0] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples * LENGTH}};
-}
-
 static double *train(const struct ck_setup *setup) {
   return ck_values_after(setup, ck_open_exactly("cpu:3", THREADS), STEPS, SAMPLES);
 }
 
 CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {
   struct ck_workload workload = *ck_workload("gpt"); /* few rows, a wide output */
-  ck_assign(workload, .module = make_model, .shapes = set_shapes, .classes = VOCABULARY);
+  static const struct ck_batch sample = CK_SAMPLE(CK_TOKENS(LENGTH), CK_LABELS(LENGTH));
+  ck_assign(workload, .module = make_model, .sample = sample, .classes = VOCABULARY);
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", (ek_mode)_i);
   setup.optimizer = ck_clipped_adamw;
   double *want = train(&setup);

@@ -8,8 +8,7 @@
 #include "ck_scaling.h"
 
 /* On one device, in one step; dropout, AdamW, clipping, uneven shards, micro-batches. */
-CK_LOOP(one_step_is_skipped_on_all, CK_PLACEMENTS * CK_SCALING_DEVICES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(one_step_is_skipped_on_all, CK_PLACEMENTS * CK_SCALING_DEVICES) {
   const struct ck_workload gpt = ck_spiked("gpt");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
   const size_t device = (size_t)_i % CK_SCALING_DEVICES;
@@ -36,8 +35,7 @@ static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(opti
  * The scale itself is too large: the gradient is finite without it, and with the next smaller ones.
  * No clipping: its factor beside numbers that nearly overflow would have fewer bits than others.
  */
-CK_LOOP(a_scale_that_is_too_large, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_scale_that_is_too_large, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p64, 2000), none = ck_scaling_fixed(1);
   struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
@@ -61,8 +59,7 @@ CK_LOOP(a_scale_that_is_too_large, CK_MODES) {
 }
 
 /* Growth and backoff, step by step. */
-CK_LOOP(growth_and_backoff, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(growth_and_backoff, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(256, 3);
   static const struct {
@@ -75,9 +72,8 @@ CK_LOOP(growth_and_backoff, CK_MODES) {
   double scale = rule.scale;
   int64_t steps = 0;
   for (size_t i = 0; i < sizeof course / sizeof *course; i++) {
-    ek_step_result result;
     if (course[i].bad) ck_spike_at(2, (double)NAN);
-    ck_ok(ck_scaling_step(&t, i, false, &result));
+    CK_GOT(ek_step_result, result, ck_scaling_step(&t, i, false, &result));
     ck_spike_nowhere();
     steps += !course[i].bad;
     ck_assert_int_eq(result.skipped, course[i].bad);
@@ -91,8 +87,7 @@ CK_LOOP(growth_and_backoff, CK_MODES) {
 }
 
 /* What is not the scale's fault is refused where that is wanted, and the scale stays. */
-CK_LOOP(beside_refusing, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(beside_refusing, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
   ek_step_result result = {.step = -1};
@@ -114,8 +109,7 @@ CK_LOOP(beside_refusing, CK_MODES) {
 
 /* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run
  * has the same one. */
-CK_LOOP(f16_scales_by_itself, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(f16_scales_by_itself, CK_MODES) {
   if (!ck_has_halves()) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   struct ck_setup setup = ck_scaling_setup(&gpt, _i, NULL);
@@ -147,8 +141,7 @@ CK_LOOP(f16_scales_by_itself, CK_MODES) {
 }
 
 /* All grains on any number of devices: the bits are those of one device, skipped steps included. */
-CK_LOOP(the_same_bits_with_grains, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(the_same_bits_with_grains, CK_MODES) {
   const struct ck_workload gpt = ck_spiked("gpt");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
   struct ck_training t[2];
@@ -160,9 +153,8 @@ CK_LOOP(the_same_bits_with_grains, CK_MODES) {
     ck_ok(ck_training_try(&t[i], &setup, group));
     t[i].owns_group = true;
     for (uint64_t s = 0; s < 4; s++) {
-      ek_step_result result;
       if (s == 1 || s == 2) ck_spike_at(i == 0 ? 0 : 2 - s, (double)INFINITY);
-      ck_ok(ck_scaling_step(&t[i], s, s > 1, &result));
+      CK_GOT(ek_step_result, result, ck_scaling_step(&t[i], s, s > 1, &result));
       ck_spike_nowhere();
       ck_assert_int_eq(result.skipped, s == 1 || s == 2);
     }
@@ -198,8 +190,7 @@ static ek_status counting_create(ek_optimizer **optimizer) {
   return ek_optimizer_init(&c->base, &counting_ops, 0, 0.5, 0.25);
 }
 
-CK_LOOP(a_rule_of_a_program, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(a_rule_of_a_program, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p10, 1);
   struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),

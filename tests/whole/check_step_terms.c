@@ -30,15 +30,11 @@ static ek_status three_terms(ek_criterion **criterion, ek_reduction reduction) {
   return ck_weighted_sum(criterion, terms, coefficients, TERMS);
 }
 
-static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  ck_workload("mixer")->shapes(batch, type, samples);
-  for (size_t i = 0; i < TERMS; i += 2) {
-    batch->target[i] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples}};
-  }
-}
+static const ek_tensor label = CK_LABELS(1);
 
 static struct ck_workload workload(void) {
-  CK_WITH(struct ck_workload, w, *ck_workload("mixer"), .criterion = three_terms, .shapes = shapes,
+  CK_WITH(struct ck_workload, w, *ck_workload("mixer"), .criterion = three_terms,
+          .sample.target[0] = label, .sample.target[2] = label,
           .classes = 3 /* of the width and the kinds the smaller */, .ignores = true);
   return w;
 }
@@ -177,16 +173,11 @@ static ek_status smoothed_terms(ek_criterion **criterion, ek_reduction reduction
   return ck_weighted_sum(criterion, terms, coefficients, TERMS);
 }
 
-static void labels(struct ck_batch *batch, ek_type type, int64_t samples) {
-  shapes(batch, type, samples);
-  batch->target[1] = batch->target[0];
-}
-
 /* {s, 0} in a micro-batch: the scales of its terms are not known yet. */
 CK_LOOP(losses_without_weight, CK_MODES) {
   struct bed bed;
   ck_assign(bed, .workload = workload(), .workload.criterion = smoothed_terms,
-            .workload.shapes = labels);
+            .workload.sample.target[1] = label);
   bed.setup = ck_setup_mode(&bed.workload, "cpu:3", (ek_mode)_i);
   bed.batch = ck_batch_make(&bed.workload, EK_F32, SAMPLES, 0, 61);
   for (int i = 0; i < TERMS; i++) {

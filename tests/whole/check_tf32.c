@@ -22,10 +22,7 @@ struct model {
   bool fused_loss;
 };
 
-static ek_status half_sgd(ek_optimizer **optimizer) {
-  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5);
-  return ek_sgd_create(optimizer, &sgd);
-}
+CK_SGD(half_sgd, .learning_rate = 0.5)
 
 static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
   CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(VOCABULARY, TOKENS, 16, 2, 2),
@@ -93,8 +90,7 @@ static void check_rounding(const double *tf32, const double *f32, int64_t count)
   }
 }
 
-CK_LOOP(two_models_of_one_group, CK_MODES) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(two_models_of_one_group, CK_MODES) {
   struct model models[MODELS] = {{.precision = EK_PRECISION_F32, .mode = (ek_mode)_i},
                                  {.precision = EK_PRECISION_TF32, .mode = (ek_mode)_i}};
   double *together[MODELS], *swapped[MODELS], *alone[MODELS];
@@ -113,8 +109,7 @@ CK_LOOP(two_models_of_one_group, CK_MODES) {
 }
 
 /* What is run again, by a module or by the pass, is rounded as it was the first time. */
-CK_LOOP(recomputation, 6) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(recomputation, 6) {
   static const ek_recompute_kind kinds[] = {EK_RECOMPUTE_EVERY, EK_RECOMPUTE_ALL,
                                             EK_RECOMPUTE_CHEAP};
   struct model model = {

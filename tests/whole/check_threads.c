@@ -37,8 +37,8 @@ static double *train(const struct ck_setup *setup, int threads) {
 }
 
 CK_LOOP(a_step_does_not_depend_on_the_threads, CK_WORKLOADS * CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_mode(&ck_workloads[_i / CK_PLACEMENTS], "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  struct ck_setup setup =
+      ck_setup_at(&ck_workloads[_i / CK_PLACEMENTS], "cpu:3", _i % CK_PLACEMENTS);
   setup.optimizer = ck_clipped_adamw;
   setup.options.type = EK_F64; /* so that rounding has no say: kernels sum in other orders */
   double *one = train(&setup, 1), *three = train(&setup, 3);

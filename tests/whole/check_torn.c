@@ -86,12 +86,9 @@ static void every_piece(const struct ck_setup *setup, const struct ck_batch *bat
   ck_training_close(&other);
 }
 
-CK_LOOP(each_piece_of_work, 2 * CK_PLACEMENTS) {
-  if (!ck_part(_i)) return;
+CK_PART_LOOP(each_piece_of_work, 2 * CK_PLACEMENTS) {
   const ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT; /* a failure is none of its good steps */
-  struct ck_setup setup =
-      ck_setup_mode(ck_workload(_i % 2 == 0 ? "mlp" : "mixer"), "cpu:3", EK_MODE_GATHER);
-  ck_setup_place(&setup, _i / 2);
+  struct ck_setup setup = ck_setup_at(ck_workload(_i % 2 == 0 ? "mlp" : "mixer"), "cpu:3", _i / 2);
   if (_i % 2 == 0) setup.loss_scale = &loss_scale;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 31);
   struct count count = {0, 0};

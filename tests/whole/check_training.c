@@ -19,30 +19,15 @@ static const char text[] =
     "sea shore shells. How much wood would a woodchuck chuck if a woodchuck could chuck wood? As "
     "much wood as a woodchuck could chuck, if a woodchuck could chuck wood.";
 
-static ek_status gpt(ek_module **module) {
-  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(VOCABULARY, LENGTH, 32, 2, 4), .dropout = 0.05);
-  return ek_gpt_create(module, &options);
-}
+CK_GPT(gpt, ck_gpt_sizes(VOCABULARY, LENGTH, 32, 2, 4), .dropout = 0.05)
 
-static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
-  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction);
-  return ek_cross_entropy_create(criterion, &options);
-}
+CK_ENTROPY(cross_entropy, .reduction = reduction)
 
-static ek_status adamw(ek_optimizer **optimizer) {
-  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = 5e-3,
-          .clip_norm = 1.0);
-  return ek_adamw_create(optimizer, &options);
-}
+CK_ADAMW(adamw, .learning_rate = 5e-3, .clip_norm = 1.0)
 
-static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  (void)type;
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = EK_I32, .rank = 2, .shape = {samples, LENGTH}};
-  batch->target[0] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples * LENGTH}};
-}
-
-static const struct ck_workload bytes = {"bytes", gpt, cross_entropy, shapes, VOCABULARY, false, 0};
+static const struct ck_workload bytes = {
+    .name = "bytes", .module = gpt, .criterion = cross_entropy, .classes = VOCABULARY,
+    .sample = CK_SAMPLE(CK_TOKENS(LENGTH), CK_LABELS(LENGTH))};
 
 /* In parts, as on emulated devices, modes are compared over fewer steps. */
 static int step_count(void) { return CK_ASAN || CK_TSAN || ck_in_parts() ? FEW_STEPS : STEPS; }
@@ -73,8 +58,7 @@ static void train(double *losses, int order, ek_type precision) {
   struct ck_training t = ck_training_opened(&setup);
   for (int step = 0; step < step_count(); step++) {
     struct ck_batch batch = windows(step);
-    ek_step_result result;
-    ck_ok(ck_training_step(&t, &batch, &result));
+    CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
     losses[step] = result.loss;
     ck_assert_double_eq(result.weight, (double)SAMPLES * LENGTH);
   }

@@ -484,16 +484,11 @@ static ek_status normed(ek_module **module) {
   return ck_sequential(module, parts, 3, NULL);
 }
 
-static void normed_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
-  batch->inputs = batch->targets = 1;
-  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, NORMED}};
-  batch->target[0] = batch->input[0];
-}
-
 /* In backward the bucket of the last layer is queued first, and then devices wait for the norm. */
 static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_process *process) {
   static const struct ck_workload workload = {
-      "batch norm", normed, ek_mean_squared_error_create, normed_shapes, 0, false, 0};
+      .name = "batch norm", .module = normed, .criterion = ek_mean_squared_error_create,
+      .sample = CK_SAMPLE(CK_ROW(NORMED), CK_ROW(NORMED))};
   struct ck_training training;
   CK_WITH(struct ck_setup, setup, ck_setup_mode(&workload, "", EK_MODE_REPLICATED),
           .options.type = EK_F64, .options.bucket_bytes = LARGE);

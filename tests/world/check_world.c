@@ -151,8 +151,7 @@ static uint64_t buffers_of(ek_group *group) {
 CK_LOOP(memory_of_one_process, 6) {
   enum { WORLD = 8, DEVICES = 2, PER_DEVICE = 3 };
   const char *const names[] = {"gpt", "mlp"};
-  struct ck_setup setup = ck_setup_mode(ck_workload(names[_i % 2]), "", EK_MODE_BALANCED);
-  ck_setup_place(&setup, 1 + _i / 2);
+  struct ck_setup setup = ck_setup_at(ck_workload(names[_i % 2]), "", 1 + _i / 2);
   setup.optimizer = ck_clipped_adamw;
   struct ck_training whole, part;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, WORLD * PER_DEVICE, 0, 1);
