@@ -4,27 +4,19 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=cmake/packages.sh
 . "$here/../../cmake/packages.sh"
-failed=0
+# shellcheck source=tests/support/script.sh
+. "$here/../support/script.sh"
 
-# The test NAME is skipped where a tool is missing and cannot be installed. Makes a folder, `dir`, that is
-# gone with the test.
-browser_begin() { # NAME TOOL...
-  name=$1
-  shift
+# The test is skipped where a tool is missing and cannot be installed.
+browser_begin() { # TOOL...
   local tool
   for tool; do
     packages_have "$tool" || packages_install "${packages_debian[$tool]}" || {
-      printf '%s: skipped: there is no %s, and it cannot be installed\n' "$name" "$tool"
+      printf '%s: skipped: there is no %s, and it cannot be installed\n' "$test_name" "$tool"
       exit 77
     }
   done
-  dir=$(mktemp -d)
-  trap 'rm -rf "$dir"' EXIT
-}
-
-complain() {
-  printf '%s: %s\n' "$name" "$*" >&2
-  failed=1
+  make_dir
 }
 
 browser_end() { exit "$failed"; }

@@ -3,25 +3,19 @@
 # GROUP is one of the functions group_* below; one file, because all of them speak in the same few words.
 # shellcheck disable=SC2317 # functions are called by the group's name
 # shellcheck disable=SC2086 # loop counters need no quotes
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 bench=$1
 read_json=$2
 group=$3
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
+make_dir
 unset NO_COLOR
 export TERM=xterm
 
 small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 6 --steps 2 --warmup 1)
 modes=(gather balanced replicated sharded sharded-gradients fully-sharded)
 categories=(parameters copies gradients optimizer inputs activations outputs loss communication workspace)
-
-complain() {
-  printf 'check_bench: %s\n' "$*" >&2
-  failed=1
-}
 
 # All values of the JSON in $dir/out, if it is JSON, by their paths: to run a program for each takes longer
 # than the runs that are looked at.
@@ -859,5 +853,4 @@ group_terminal() {
 }
 
 "group_$group"
-((failed == 0)) && printf 'check_bench: %s as expected\n' "$group"
-exit "$failed"
+finish "$group as expected"

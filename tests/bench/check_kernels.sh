@@ -1,15 +1,11 @@
 #!/usr/bin/env bash
 # check_kernels.sh KERNELS DEVICES: runs evenkeel-kernels in small and looks at what it says; on other
 # devices than `cpu`, where the program does the same, only at whether every operation runs.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 kernels=$1
 devices=$2
-
-fail() {
-  printf 'check_kernels: %s\n' "$*" >&2
-  exit 1
-}
 
 refused() { # CODE ARGUMENT...
   local code=0

@@ -1,16 +1,11 @@
 #!/usr/bin/env bash
 # check_man.sh BENCH TRAIN OVERVIEW COMPLETION: the man pages beside the programs have every command, option and public
 # header, and groff has nothing to say of them; completion offers what there is.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 bench=$1 train=$2 overview=$3 completion=$4
 page=$bench.1
-failed=0
-
-complain() {
-  printf 'check_man: %s\n' "$*" >&2
-  failed=1
-}
 
 for command in memory max-batch step techniques fit plan devices; do
   grep -qx ".SH \"${command^^}\"" "$page" || complain "no section $command"

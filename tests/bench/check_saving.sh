@@ -1,15 +1,10 @@
 #!/usr/bin/env bash
 # check_saving.sh SAVING: runs evenkeel-saving in small and looks at what it says and leaves.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 saving=$1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-
-fail() {
-  printf 'check_saving: %s\n' "$*" >&2
-  exit 1
-}
+make_dir
 
 refused() { # CODE WORDS ARGUMENT...
   local code=0
@@ -31,7 +26,6 @@ awk -v bytes="$bytes" '
 # No second round begins when there is no time for it.
 text=$("$saving" "$dir/short" cpu:1 quick 50 0.01) || fail "it failed"
 [[ $text == *', 1 rounds'* ]] || fail "$text"
-
 
 : >"$dir/file"
 refused 1 'file' "$dir/file" cpu:1 quick 1

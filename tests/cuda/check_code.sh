@@ -6,7 +6,8 @@
 # written in it as 16 bytes; registers and spills are what ptxas says for sm_80 and sm_90. The PTX is the
 # module's own where its objects have it for sm_80 and as text (CUDAARCHS=80-virtual, CUDAFLAGS=-no-compress, as tests/run
 # builds); else nvcc makes it again.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 nvcc=$1
 sources=$2
@@ -20,14 +21,7 @@ if [[ -z $nvcc || ! -x $nvcc ]]; then
 fi
 ptxas=$(dirname "$nvcc")/ptxas
 [[ -x $ptxas ]] || ptxas=ptxas
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failed=0
-
-complain() {
-  printf 'check_code: %s\n' "$*" >&2
-  failed=1
-}
+make_dir
 
 # The PTX of a source, from its object or from nvcc.
 make_ptx() { # SOURCE PTX
@@ -59,7 +53,7 @@ count() {
 
 # What ptxas says of PTX whose first line has its options, as a program that ccache takes for a compiler:
 # ask [OPTION...] -c PTX -o ANSWER
-cat >"$folder/ask" <<'END'
+cat >"$dir/ask" <<'END'
 #!/usr/bin/env bash
 set -euo pipefail
 while (($# > 0)); do
@@ -72,7 +66,7 @@ done
 read -ra options < <(sed -n '1s/^[^ ]* //p' "$ptx")
 "$PTXAS" -v "${options[@]}" "$ptx" -o "$answer.code" >"$answer" 2>&1 || { cat "$answer" >&2; exit 1; }
 END
-chmod +x "$folder/ask"
+chmod +x "$dir/ask"
 PTXAS=$(command -v "$ptxas") || { complain "there is no ptxas"; exit 1; }
 export PTXAS
 ask=(./ask)
@@ -84,23 +78,23 @@ fi
 
 # entry registers spilled, of the entries named in a file
 measure() { # PTX ARCHITECTURE ENTRIES
-  { sed -e 's/^/-e /' "$3" | tr '\n' ' ' | sed -e "s|^|// -arch $2 |" && echo && cat "$1"; } >"$folder/code.i"
-  (cd "$folder" && "${ask[@]}" -c code.i -o answer)
+  { sed -e 's/^/-e /' "$3" | tr '\n' ' ' | sed -e "s|^|// -arch $2 |" && echo && cat "$1"; } >"$dir/code.i"
+  (cd "$dir" && "${ask[@]}" -c code.i -o answer)
   awk '
     match($0, /Compiling entry function .[A-Za-z0-9_]+/) { name = substr($0, RSTART + 26, RLENGTH - 26) }
     / bytes spill stores/ { sub(/ bytes spill stores.*/, ""); sub(/.* /, ""); spilled = $0 }
-    /Used [0-9]+ registers/ { sub(/.*Used /, ""); sub(/ .*/, ""); print name, $0, spilled }' "$folder/answer"
+    /Used [0-9]+ registers/ { sub(/.*Used /, ""); sub(/ .*/, ""); print name, $0, spilled }' "$dir/answer"
 }
 
 while read -r source; do
-  ptx=$folder/$source.ptx
+  ptx=$dir/$source.ptx
   make_ptx "$source" "$ptx"
-  count "$ptx" >"$folder/counted"
-  : >"$folder/entries"
+  count "$ptx" >"$dir/counted"
+  : >"$dir/entries"
   while read -r _ entry loads stores single _ _ products matrices; do
-    lines=$(grep -E "$entry" "$folder/counted") || { complain "$source: no kernel $entry"; continue; }
+    lines=$(grep -E "$entry" "$dir/counted") || { complain "$source: no kernel $entry"; continue; }
     while read -r name has_loads has_stores has_single has_products has_matrices; do
-      printf '%s\n' "$name" >>"$folder/entries"
+      printf '%s\n' "$name" >>"$dir/entries"
       ((has_loads >= loads)) || complain "$source: $entry: $has_loads loads of 16 bytes, not $loads"
       ((has_stores >= stores)) || complain "$source: $entry: $has_stores stores of 16 bytes, not $stores"
       ((has_single <= single)) || complain "$source: $entry: $has_single stores of one element, more than $single"
@@ -109,9 +103,9 @@ while read -r source; do
     done <<<"$lines"
   done < <(grep "^$source " "$bounds")
   for architecture in sm_80 sm_90; do
-    measure "$ptx" "$architecture" "$folder/entries" >"$folder/measured"
+    measure "$ptx" "$architecture" "$dir/entries" >"$dir/measured"
     while read -r _ entry _ _ _ registers spilled _; do
-      lines=$(grep -E "$entry" "$folder/measured") || { complain "$source: ptxas tells nothing of $entry"; continue; }
+      lines=$(grep -E "$entry" "$dir/measured") || { complain "$source: ptxas tells nothing of $entry"; continue; }
       while read -r _ has_registers has_spilled; do
         ((has_registers <= registers)) ||
           complain "$source: $entry: $has_registers registers on $architecture, more than $registers"

@@ -24,8 +24,7 @@ static ek_group *open_with(const char *spec, const ek_device_resources *resource
 static ek_status try_with(const char *spec, const ek_device_resources *resources, size_t count) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
-  options.resources = resources;
-  options.resource_count = count;
+  ck_assign(options, .resources = resources, .resource_count = count);
   const ek_status status = ek_group_open(&group, spec, &options);
   ck_assert_ptr_null(group);
   return status;

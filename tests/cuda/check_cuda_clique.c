@@ -67,7 +67,7 @@ static ek_status add_up(struct pair *pair, ek_device *device, size_t index) {
   return ek_communicator_all_reduce(pair->communicator, device, &pair->ones[index]);
 }
 
-static ek_status once(void *context, ek_device *device, size_t index) {
+CK_JOB(once) {
   struct pair *pair = context;
   EK_TRY(add_up(pair, device, index));
   return ek_communicator_wait(pair->communicator, device);
@@ -94,7 +94,7 @@ static void says_limit(double limit) {
 
 /* ---- one thread at a time ---- */
 
-static ek_status many(void *context, ek_device *device, size_t index) {
+CK_JOB(many) {
   for (int i = 0; i < 20; i++) EK_TRY(once(context, device, index));
   return EK_OK;
 }
@@ -144,7 +144,7 @@ cleanup:
 
 /* Device 0 has queued its part of a collective and loads code; device 1 has arrived at it, but has
  * not queued its part, and loads code. */
-static ek_status load_in_the_middle(void *context, ek_device *device, size_t index) {
+CK_JOB(load_in_the_middle) {
   struct pair *pair = context;
   if (index == 0) {
     wait_for(pair, 1);
@@ -179,7 +179,7 @@ CK_TEST(loading_waits_for_no_peer) {
 
 /* Device 0 is ahead by a collective, and its call of CUDA waits for that; device 1 comes when
  * device 0 is back. */
-static ek_status get_stuck(void *context, ek_device *device, size_t index) {
+CK_JOB(get_stuck) {
   struct pair *pair = context;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   if (index == 1) {
@@ -241,7 +241,7 @@ static ek_status meet_alone(struct crossing *it, ek_device *device, size_t index
   return status;
 }
 
-static ek_status meet(void *context, ek_device *device, size_t index) {
+CK_JOB(meet) {
   struct crossing *it = context;
   if (it->way == ONE_STAYS || it->way == ONE_LEAVES) return meet_alone(it, device, index);
   ek_communicator *both[] = {it->pair.communicator, it->second};
@@ -295,7 +295,7 @@ struct training {
 };
 
 /* Device 1 is late at each collective, so that its part is missing for a while. */
-static ek_status one_behind(void *context, ek_device *device, size_t index) {
+CK_JOB(one_behind) {
   struct training *it = context;
   for (int i = 0; i < 5; i++) {
     EK_TRY(add_up(&it->pair, device, index));
@@ -354,10 +354,9 @@ struct single {
 };
 
 /* All five collectives, of the only rank. */
-static ek_status all_kinds(void *context, ek_device *device, size_t index) {
+CK_JOB(all_kinds) {
   static const int64_t whole[] = {0, COUNT};
   struct single *it = context;
-  (void)index;
   EK_TRY(ek_communicator_broadcast(it->communicator, device, &it->tensor, 0));
   EK_TRY(ek_communicator_reduce(it->communicator, device, &it->tensor, 0));
   EK_TRY(ek_communicator_all_reduce(it->communicator, device, &it->tensor));
@@ -366,7 +365,7 @@ static ek_status all_kinds(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(it->communicator, device);
 }
 
-static ek_status all_kinds_to_the_end(void *context, ek_device *device, size_t index) {
+CK_JOB(all_kinds_to_the_end) {
   EK_TRY(all_kinds(context, device, index));
   return ek_stream_synchronize(ek_device_stream(device, EK_STREAM_COMPUTE));
 }
@@ -430,11 +429,10 @@ struct half {
 
 static const int64_t thirds[] = {0, COUNT / 3, COUNT};
 
-static ek_status add_with_other(void *context, ek_device *device, size_t index) {
+CK_JOB(add_with_other) {
   struct half *half = context;
   ek_communicator *c = half->communicator;
   ek_tensor *tensor = &half->tensor;
-  (void)index;
   EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), tensor,
                     1 + (double)half->process.number));
   EK_TRY(ek_communicator_reduce_scatter(c, device, tensor, thirds));
@@ -443,9 +441,8 @@ static ek_status add_with_other(void *context, ek_device *device, size_t index) 
   return ek_communicator_wait(c, device);
 }
 
-static ek_status take_from_other(void *context, ek_device *device, size_t index) {
+CK_JOB(take_from_other) {
   struct half *half = context;
-  (void)index;
   EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &half->tensor,
                     (double)half->process.number));
   EK_TRY(ek_communicator_broadcast(half->communicator, device, &half->tensor, 1));
@@ -462,8 +459,7 @@ static ek_status run_and_read(struct half *half, ek_apply_function function, flo
 static ek_status run_half(struct half *half) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   EK_TRY(ck_process_world(&half->world, &half->process, 60));
-  options.world = half->world;
-  options.time_limit = 60;
+  ck_assign(options, .world = half->world, .time_limit = 60);
   EK_TRY(ek_group_open(&half->group, half->process.number == 0 ? "cuda:0@48MiB" : "cuda:1@48MiB",
                        &options));
   EK_TRY(ek_communicator_open(&half->communicator, half->group));

@@ -54,19 +54,15 @@ static struct results attend(struct ck_rig *rig, const struct attention *a, uint
   ek_tensor *dout = values(rig, 4 * seed + 3, a, columns);
   ek_tensor *out = ck_poisoned(rig, CK_SHAPE(a->batch, a->tokens, columns));
   ek_tensor *lse = ck_poisoned_sums(rig, CK_SHAPE(a->batch, a->heads, a->tokens));
-  ek_attend_options options = a->options;
-  options.heads = (int)a->heads;
+  CK_WITH(ek_attend_options, options, a->options, .heads = (int)a->heads);
   if (a->apart) {
-    options.k = given[1];
-    options.v = given[2];
+    ck_assign(options, .k = given[1], .v = given[2]);
   }
   ck_ok(ek_op_attention_forward(rig->stream, out, lse, given[0], &options));
-  r.at[OUT] = ck_read(rig, out);
-  r.at[LSE] = ck_read(rig, lse);
+  ck_assign(r, .at[OUT] = ck_read(rig, out), .at[LSE] = ck_read(rig, lse));
   if (!a->backward) return r;
   if (a->apart) {
-    options.dk = gradient[1];
-    options.dv = gradient[2];
+    ck_assign(options, .dk = gradient[1], .dv = gradient[2]);
   }
   ck_ok(ek_op_attention_backward(rig->stream, gradient[0], dout, given[0], out, lse, &options));
   for (int i = 0; i < (a->apart ? 3 : 1); i++) {
@@ -122,12 +118,10 @@ CK_LOOP(taken_where_it_is_faster, 2) {
   struct cuemu_cudnn cudnn = CUEMU_CUDNN_FAST;
   const ek_type type = _i == 0 ? EK_BF16 : EK_F16;
   cuemu_set_cudnn(&cudnn);
-  a.apart = _i == 0;
-  a.backward = true;
+  ck_assign(a, .apart = _i == 0, .backward = true);
   ck_assert_uint_eq(second(0, type, &a), 1);
   a.apart = !a.apart;
-  a.backward = false;
-  a.tokens = 33;
+  ck_assign(a, .backward = false, .tokens = 33);
   ck_assert_uint_eq(second(0, type, &a), 1);
   cudnn.time = 100000;
   cuemu_set_cudnn(&cudnn);

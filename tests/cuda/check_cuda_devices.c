@@ -201,9 +201,8 @@ CK_TEST(a_bad_index_is_told_by_who_waits) {
   ck_ok(ek_stream_synchronize(stream)); /* told once */
 }
 
-static ek_status fill_after_an_error(void *context, ek_device *device, size_t index) {
+CK_JOB(fill_after_an_error) {
   void *memory = NULL;
-  (void)index;
   if (cudaMalloc(&memory, (size_t)1 << 50) == cudaSuccess) return EK_ERR_INTERNAL;
   return ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), context, 1);
 }
@@ -219,8 +218,7 @@ CK_TEST(an_error_that_a_program_left_is_named) {
   ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &x, 2));
 }
 
-static ek_status note_slack(void *context, ek_device *device, size_t index) {
-  (void)device;
+CK_JOB(note_slack) {
   ((int *)context)[index] = prctl(PR_GET_TIMERSLACK);
   return EK_OK;
 }
@@ -249,7 +247,7 @@ struct worker_gpus {
   int first[2], last[2];
 };
 
-static ek_status note_gpu(void *context, ek_device *device, size_t index) {
+CK_JOB(note_gpu) {
   struct worker_gpus *gpus = context;
   (void)cudaGetDevice(&gpus->first[index]);
   EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &gpus->tensor[index], 1));

@@ -40,8 +40,7 @@ static ek_status call(struct ck_rig *rig, enum operation operation, int64_t rows
   ek_tensor pre = *ck_tensor(rig, ck_values(rig, room, -1, 1), CK_SHAPE(room));
   if (off) pre.data = (char *)pre.data + ek_type_size(pre.type); /* a view beside 16 bytes */
   pre.rank = 2;
-  pre.shape[0] = rows;
-  pre.shape[1] = wide;
+  ck_assign(pre, .shape[0] = rows, .shape[1] = wide);
   ek_tensor *large = ck_poisoned(rig, CK_SHAPE(rows, wide));
   ek_tensor *small = ck_tensor(rig, ck_values(rig, rows * NARROW, -1, 1), CK_SHAPE(rows, NARROW));
   const bool gradient = operation == BACKWARD || operation == GRADIENTS;
@@ -507,13 +506,11 @@ static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type type) 
 CK_TEST(rows_of_logits_are_aligned) {
   ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, 0, 1);
   for (int type = 0; type < FUSED_TYPES; type++) {
-    o.fused_loss = false;
-    o.logits_columns = 0;
+    ck_assign(o, .fused_loss = false, .logits_columns = 0);
     ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 3);
     o.logits_columns = ek_tensor_aligned_columns(VOCABULARY, fused_types[type]);
     ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 0);
-    o.logits_columns = 0;
-    o.fused_loss = true;
+    ck_assign(o, .logits_columns = 0, .fused_loss = true);
     ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 0);
   }
 }
@@ -529,8 +526,7 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   unsigned long products[STEPS], described[STEPS], asked = 0;
   const int width = 16 * (_i + 1); /* shapes that the process has not seen */
   ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, width, 2, 2);
-  o.dropout = 0.25;
-  o.fused_loss = _i / 2 == 1;
+  ck_assign(o, .dropout = 0.25, .fused_loss = _i / 2 == 1);
   ck_emulate(algorithms, 4);
   ek_trainer *trainer = open_gpt(&o, EK_F32);
   if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
@@ -565,8 +561,7 @@ static ek_trainer *open_table(const char *spec, bool fused_loss, ek_mode mode, e
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_criterion *loss = NULL;
   o.fused_loss = fused_loss;
-  model.precision = (ek_precision)type;
-  model.gradient_type = gradient_type;
+  ck_assign(model, .precision = (ek_precision)type, .gradient_type = gradient_type);
   ck_ok(ek_data_parallel_model_options_set_mode(&model, mode));
   options.model = &model;
   CK_SCOPED(ek_module *, gpt, ek_gpt_create(&gpt, &o));
@@ -700,10 +695,7 @@ static ek_module *decoder_of(int family, bool own) {
   const ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, 2, 2);
   ek_llama_options llama = EK_LLAMA_OPTIONS_INIT;
   ek_module *made = NULL;
-  llama.vocabulary = VOCABULARY;
-  llama.sequence = TOKENS;
-  llama.width = WIDTH;
-  llama.hidden = 24;
+  ck_assign(llama, .vocabulary = VOCABULARY, .sequence = TOKENS, .width = WIDTH, .hidden = 24);
   llama.layers = llama.heads = 2;
   if (family == GPT) ck_ok(own ? ck_chained_gpt_create(&made, &gpt) : ek_gpt_create(&made, &gpt));
   if (family == LLAMA) {

@@ -124,9 +124,7 @@ CK_TEST(targets_have_arrived) {
   ek_group *group = ck_open("cuda:0@100MiB", 0);
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   ek_tensor host = numbers_of((int64_t)ROWS * SIZE, 7);
-  host.rank = 2;
-  host.shape[0] = ROWS;
-  host.shape[1] = SIZE;
+  ck_assign(host, .rank = 2, .shape[0] = ROWS, .shape[1] = SIZE);
   options.ahead = true;
   CK_OPENED(ek_module *, module, ek_linear_create(&module, SIZE, SIZE, true));
   CK_OPENED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));

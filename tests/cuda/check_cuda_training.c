@@ -45,8 +45,7 @@ static struct ck_setup half_setup_of(int number, bool on_cuda) {
   const int mode = number / HALVES, turn = mode + number % HALVES;
   struct ck_setup setup = setup_of((mode * WORKLOADS + turn % WORKLOADS) * SPECS,
                                    on_cuda ? specs[turn % SPECS] : "cpu:4");
-  setup.options.precision = (ek_precision)halves[number % HALVES];
-  setup.loss_scale = &none;
+  ck_assign(setup, .options.precision = (ek_precision)halves[number % HALVES], .loss_scale = &none);
   return setup;
 }
 
@@ -139,8 +138,7 @@ CK_PART_LOOP(the_cpus_results_every_time_in_the_planned_memory, CASES) {
 
 CK_PART_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
   const struct ck_setup on_cpu = half_setup_of(_i, false), on_cuda = half_setup_of(_i, true);
-  struct ck_setup planned = on_cuda;
-  planned.spec = "plan-cuda:4";
+  CK_WITH(struct ck_setup, planned, on_cuda, .spec = "plan-cuda:4");
   struct run cpu = train(&on_cpu), first = train(&on_cuda), second = train(&on_cuda);
   equals_cpu_in_16_bits(&first, &cpu, ek_precision_type(on_cuda.options.precision));
   repeats_bit_for_bit(&first, &second);
@@ -167,9 +165,8 @@ CK_PART_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
 
 /* tests/whole/check_faults.c does it with attention, and looks at more. */
 CK_LOOP(out_of_memory_at_every_allocation, CK_MODES) {
-  const struct ck_setup setup = setup_of(SPECS * WORKLOADS * _i, "cuda:0x2");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 40);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(SPECS * WORKLOADS * _i, "cuda:0x2"));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0.2, 40);
   ck_ok(ck_training_step(&training, &batch, NULL));
   for (size_t k = 0; k < 2; k++) {
     bool failed = true;
@@ -190,9 +187,8 @@ CK_LOOP(out_of_memory_at_every_allocation, CK_MODES) {
 }
 
 CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
-  const struct ck_setup setup = setup_of(0, specs[_i]);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(0, specs[_i]));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0, 40);
   CK_GOT(ek_step_result, result, ck_training_step(&training, &batch, &result));
   double *before = ck_training_read(&training, CK_VALUES);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1000; /* on the last device */
@@ -270,9 +266,8 @@ static void *release_after_the_update(void *context) {
 
 /* Of one device, the update is on its way before the norm is known. */
 CK_TEST(a_step_reads_its_norm_after_the_update) {
-  const struct ck_setup setup = setup_of(2 * SPECS * WORKLOADS, "cuda:0");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(2 * SPECS * WORKLOADS, "cuda:0"));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0, 40);
   struct ahead ahead = count_launches(&training, &batch);
   pthread_t thread;
   void *seen = NULL;
@@ -290,10 +285,9 @@ CK_TEST(a_step_reads_its_norm_after_the_update) {
  * over peer access. */
 CK_LOOP(a_begun_step_does_not_wait_for_backward, 2 * CK_MODES) {
   const int mode = _i / 2;
-  const struct ck_setup setup =
-      setup_of(mode * SPECS * WORKLOADS, _i % 2 == 0 ? "cuda:0" : "cuda:0x2");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training =
+      ck_training_of(setup_of(mode * SPECS * WORKLOADS, _i % 2 == 0 ? "cuda:0" : "cuda:0x2"));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0, 40);
   const struct ahead ahead = count_launches(&training, &batch);
   cuemu_hang(0, CUEMU_KERNEL, ahead.backward);
   ck_ok(begin(&training, &batch));
@@ -308,9 +302,8 @@ CK_LOOP(a_begun_step_does_not_wait_for_backward, 2 * CK_MODES) {
  * before is used again for input and target. */
 CK_TEST(waits_of_a_step) {
   enum { UPLOADS = 2 };
-  const struct ck_setup setup = setup_of(2 * SPECS * WORKLOADS, "cuda:0");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(2 * SPECS * WORKLOADS, "cuda:0"));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0, 40);
   ek_step_result result;
   for (int i = 0; i < 2; i++) ck_ok(ck_training_step(&training, &batch, &result));
   ck_ok(ek_group_synchronize(training.group));

@@ -81,7 +81,7 @@ static ek_status call(struct bed *bed, ek_device *device, ek_tensor *tensor) {
   }
 }
 
-static ek_status once(void *context, ek_device *device, size_t index) {
+CK_JOB(once) {
   struct bed *bed = context;
   EK_TRY(call(bed, device, &bed->tensors[index]));
   return ek_communicator_wait(bed->communicator, device);
@@ -231,7 +231,7 @@ struct chain {
 };
 
 /* Sums of ones: after r rounds over n devices every element is n^(r - 1) times the first sum. */
-static ek_status run_chain(void *context, ek_device *device, size_t index) {
+CK_JOB(run_chain) {
   struct chain *chain = context;
   struct bed *bed = &chain->bed;
   for (int r = 0; r < chain->rounds; r++) {
@@ -277,7 +277,7 @@ struct early {
 };
 
 /* Device 0 polls progress() and sees the sum although no device has called wait(). */
-static ek_status progress_only(void *context, ek_device *device, size_t index) {
+CK_JOB(progress_only) {
   struct early *early = context;
   struct bed *bed = &early->bed;
   EK_TRY(ek_communicator_all_reduce(bed->communicator, device, &bed->tensors[index]));
@@ -305,7 +305,7 @@ CK_TEST(progress_works_before_wait) {
   for (size_t i = 0; i < 2; i++) ck_assert_int_eq(early.bed.seen[i], EK_OK);
 }
 
-static ek_status both(void *context, ek_device *device, size_t index) {
+CK_JOB(both) {
   struct bed *beds = context;
   ek_communicator *first = beds[0].communicator, *second = beds[1].communicator;
   /* Odd devices start with the second communicator: they have nothing to do with each other. NCCL's
@@ -343,7 +343,7 @@ CK_TEST(several_communicators_at_once) {
 /* ---- misfits ---- */
 
 /* Device 1 differs in one thing; every device records what it saw. */
-static ek_status misfit(void *context, ek_device *device, size_t index) {
+CK_JOB(misfit) {
   struct chain *chain = context;
   struct bed own = chain->bed;
   ek_tensor part = {0};
@@ -391,7 +391,7 @@ CK_LOOP(a_misfit_is_everybodys_error, 3 * KINDS) {
 
 /* ---- failures ---- */
 
-static ek_status fail_on_one(void *context, ek_device *device, size_t index) {
+CK_JOB(fail_on_one) {
   struct bed *bed = context;
   if (index == bed->root) return ek_error_set(EK_ERR_IO, "the disk is full");
   bed->seen[index] = call(bed, device, &bed->tensors[index]);
@@ -427,7 +427,7 @@ CK_TEST(a_failing_device_leaves_nobody_waiting) {
   for (int kind = 0; kind < KINDS; kind++) ck_assert_double_lt(least[kind], 1);
 }
 
-static ek_status wait_for_ever(void *context, ek_device *device, size_t index) {
+CK_JOB(wait_for_ever) {
   struct bed *bed = context;
   if (index == 0) { /* does not come, and waits with the rest, for what no device will send */
     ek_communicator *communicator = bed->communicator;
@@ -525,13 +525,12 @@ CK_LOOP(wrong_arguments, 2) {
 
 /* ---- one device ---- */
 
-static ek_status every_kind(void *context, ek_device *device, size_t index) {
+CK_JOB(every_kind) {
   ek_communicator *alone = context;
   const int64_t offsets[] = {0, 3};
   const float values[] = {3, -0.0f, 5};
   float got[3];
   ek_tensor x = {0}, host;
-  (void)index;
   EK_TRY(ek_tensor_host(&host, (void *)(uintptr_t)values, EK_F32, CK_SHAPE(3)));
   EK_TRY(ek_tensor_create_from(&x, device, EK_MEMORY_INPUTS, &host, false));
   ek_status status = ek_communicator_all_reduce(alone, device, &x);

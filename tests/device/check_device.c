@@ -256,7 +256,7 @@ struct job {
   bool silent; /* fail without a message */
 };
 
-static ek_status work(void *context, ek_device *device, size_t index) {
+CK_JOB(work) {
   struct job *job = context;
   if (ek_group_device(job->group, index) != device || ek_device_index(device) != index) {
     atomic_store(&job->wrong, true);
@@ -315,8 +315,7 @@ CK_TEST(the_lowest_failing_device_speaks) {
   ck_ok(apply(&job));
 }
 
-static ek_status speak_long(void *context, ek_device *device, size_t index) {
-  (void)device;
+CK_JOB(speak_long) {
   return index == 1 ? ek_error_set(EK_ERR_IO, "%s", (const char *)context) : EK_OK;
 }
 
@@ -330,7 +329,7 @@ CK_TEST(a_long_message_comes_through) {
 
 /* The device's name once, also where the message of a failure begins with it, or has it behind
  * what a module put before it. `context` is a format for the name; NULL: memory runs out. */
-static ek_status take_too_much(void *context, ek_device *device, size_t index) {
+CK_JOB(take_too_much) {
   ek_tensor tensor;
   const int64_t count = (int64_t)1 << 40;
   const char *words = context, *name = ek_device_name(device);
@@ -363,14 +362,12 @@ struct nested {
   ek_status statuses[2], foreign[2];
 };
 
-static ek_status nothing(void *context, ek_device *device, size_t index) {
-  (void)context, (void)device, (void)index;
+CK_JOB(nothing) {
   return EK_OK;
 }
 
-static ek_status nest(void *context, ek_device *device, size_t index) {
+CK_JOB(nest) {
   struct nested *nested = context;
-  (void)device;
   nested->statuses[index] = ek_group_apply(nested->group, nothing, NULL);
   if (index == 0) nested->foreign[0] = ek_group_apply(nested->other, nothing, NULL);
   return EK_OK;

@@ -62,7 +62,7 @@ struct sum_job {
   ek_tensor *tensors;
 };
 
-static ek_status sum(void *context, ek_device *device, size_t index) {
+CK_JOB(sum) {
   const struct sum_job *job = context;
   EK_TRY(ek_communicator_all_reduce(job->communicator, device, &job->tensors[index]));
   return ek_communicator_wait(job->communicator, device);

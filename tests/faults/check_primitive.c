@@ -127,7 +127,7 @@ static ek_status make_all_and_multiply(int *wrong, ek_device *device) {
 
 /* ---- a process of its own ---- */
 
-static ek_status on_device(void *context, ek_device *device, size_t index) {
+CK_JOB(on_device) {
   int *wrong = context;
   return make_all_and_multiply(&wrong[index], device);
 }

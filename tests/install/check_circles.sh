@@ -4,14 +4,14 @@
 # defines. The folder isa is a part of cpu that is compiled once per instruction set, several files as
 # one object. The list has the library's objects, those of the CUDA module as the emulation compiles
 # them, and the programs'. tsort finds an order of them all, or names those that stand in its way.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 nm=$1
 object_list=$2
-failed=0
 
 mapfile -t objects < <(grep . "$object_list")
-((${#objects[@]} > 50)) || { printf 'check_circles: where are the objects?\n' >&2 && exit 1; }
+((${#objects[@]} > 50)) || fail "where are the objects?"
 
 # One line for each use: the object and the one that it needs, by their paths in the tree.
 edges=$("$nm" -A -P -g "${objects[@]}" | awk '
@@ -36,8 +36,7 @@ edges=$("$nm" -A -P -g "${objects[@]}" | awk '
 check() { # WHAT, and the edges on the standard input
   local loops
   if ! loops=$(tsort 2>&1 >/dev/null) || [[ -n $loops ]]; then
-    printf 'check_circles: %s need each other:\n%s\n' "$1" "$loops" >&2
-    failed=1
+    complain "$1 need each other: $loops"
   fi
 }
 

@@ -8,18 +8,13 @@
 #     or relative entry is the working directory.
 #  4. the library and the programs that users run call the checks that the flags bring
 #  5. libevenkeel and libevenkeel_check export ek_name alone, the modules for CUDA and MPI one entry
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 readelf=$1 nm=$2 cmake=$3 build=$4 fortify=$5
 shift 5
 flags=("$@")
-failed=0
 count=0
-
-complain() {
-  printf 'check_hardening: %s\n' "$*" >&2
-  failed=1
-}
 
 commands() {
   local flag line
@@ -131,5 +126,4 @@ built=$count
 look_at 1 "$scratch"
 ((count > built)) || complain "nothing is installed"
 
-((failed == 0)) && printf 'check_hardening: %d built and %d installed files\n' "$built" "$((count - built))"
-exit "$failed"
+finish "$built built and $((count - built)) installed files"

@@ -7,15 +7,10 @@
 # of programs/); tests/cuda
 # and tests/cuemu stand in for what is below the library and see its inside, and so do tests/mpi/wire.c,
 # programs of tests/world and tests/fuzz/fuzz_world.c.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 cd "$1"
-failed=0
-
-complain() {
-  printf 'check_layers: %s\n' "$*" >&2
-  failed=1
-}
 
 # What a layer may use beside itself.
 declare -A uses=(
@@ -168,5 +163,4 @@ while IFS= read -r file; do
 done < <(grep -rlF private_members src parallel training criterion check programs bench examples docs/*.md \
   README.md --include='*.[ch]' --include='*.md' 2>/dev/null || true)
 
-((failed == 0)) && printf 'check_layers: includes go down only\n'
-exit "$failed"
+finish "includes go down only"

@@ -10,15 +10,10 @@
 # Exceptions follow from what is in a header: one without EK_API and without inline functions (it
 # holds macros, or includes others, as evenkeel.h) has neither source nor check; one with inline
 # functions alone needs no source.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 cd "$1"
-failed=0
-
-complain() {
-  printf 'check_layout: %s\n' "$*" >&2
-  failed=1
-}
 
 # Every header that evenkeel.h includes, itself or through others.
 declare -A reached=()
@@ -149,5 +144,4 @@ while IFS= read -r name; do
   complain "more than one source is called $name"
 done < <(find src parallel criterion training check -name '*.c' -printf '%f\n' 2>/dev/null | sort | uniq -d)
 
-((failed == 0)) && printf 'check_layout: every header has its source and its check\n'
-exit "$failed"
+finish "every header has its source and its check"

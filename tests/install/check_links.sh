@@ -2,11 +2,11 @@
 # check_links.sh CMAKE BUILD TREE WORK: every link of a page leads to a file or folder that is there and,
 # after `#`, to a heading of that page: in the source tree, and in what BUILD installs into the folder
 # WORK. Links to other hosts are not followed. A page is Markdown, or HTML of the reference.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 cmake=$1 build=$2 tree=$3 work=$4
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-failed=0
 
 follow() { # FOLDER: its files are read from standard input, one a line
   local files pages

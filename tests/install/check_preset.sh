@@ -4,15 +4,10 @@
 # looks at what steps of the same kind install.
 #  1. README.md shows the preset's commands, and packages that cmake/packages.sh knows
 #  2. no CUDA unless it is asked for, which configuring says; no test, example or other stray program
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 cmake=$1 tree=$2 work=$3
-failed=0
-
-complain() {
-  printf 'check_preset: %s\n' "$*" >&2
-  failed=1
-}
 
 # --- README.md ---
 
@@ -50,5 +45,4 @@ count=$(wc -l <<<"$sources")
 # 303 on 26 November 2026: 27 are kernels for three instruction sets. Is all of what is more needed?
 ((count > 100 && count < 330)) || complain "$count objects are compiled"
 
-((failed == 0)) && printf 'check_preset: %d objects\n' "$count"
-exit "$failed"
+finish "$count objects"

@@ -4,9 +4,9 @@
 # Looks line by line at comments of C (and strings, except in tests) and at whole documents, except
 # results, and names each place. In Markdown, except results, lines have at most
 # 100 columns, except code and rows of tables.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 cd "$1"
-failed=0
 
 # The text of C, one line for each that has any: "FILE:LINE: text".
 texts=$(mktemp)
@@ -40,8 +40,7 @@ awk '{ print FILENAME ":" FNR ": " $0 }' README.md CONTRIBUTING.md docs/*.md doc
 never() { # NAME PATTERN [BETTER]
   local place
   while IFS= read -r place; do
-    printf 'check_prose: %s (%s): %s\n' "$1" "$3" "$place" >&2
-    failed=1
+    complain "$1 ($3): $place"
   done < <(grep -iE -- "^[^:]*:[0-9]*:.*($2)" "$texts" || true)
 }
 never '"nobody" and the like' '\b(no|any|every|some)body\b' 'name the device, thread or caller'
@@ -56,8 +55,7 @@ never '"told of"' '\b(is|are|was|were|be) (told|said) of\b' 'gets, is called wit
 never 'a pronoun of a person' '\b(himself|herself)\b' 'itself'
 
 while IFS=: read -r page line; do
-  printf 'check_prose: %s:%s: more than 100 columns\n' "$page" "$line" >&2
-  failed=1
+  complain "$page:$line: more than 100 columns"
 done < <(awk 'FNR == 1 { code = 0 } /^```/ { code = !code }
   length > 100 && !code && !/^\|/ && !/^ *\[?[^ ]*$/ { print FILENAME ":" FNR }' \
   ./*.md docs/*.md docs/notes/*.md bench/*/*.md tests/*/*.md)

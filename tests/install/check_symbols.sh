@@ -6,17 +6,12 @@
 #  3. only src/backend/cpu/cpu_memory.c maps memory, for the arenas, and only src/core/host_memory.c
 #     calls malloc and its relatives: every byte of a device is on its ledger. evenkeel_check is no
 #     part of what it checks: its own memory is not counted
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 nm=$1
 object_list=$2
 shift 2
-failed=0
-
-complain() {
-  printf 'check_symbols: %s\n' "$*" >&2
-  failed=1
-}
 
 count=0
 declare -A exporter=()
@@ -50,5 +45,4 @@ done < <(awk '
   undefined && name in home && object !~ home[name] && object !~ /evenkeel_check_objects/ { print object " calls " name }
   !undefined && name !~ /^(ek_|__|DW\.ref\.)/ { print object " defines the global name " name }' <<<"$listed")
 
-((failed == 0)) && printf 'check_symbols: %d exported names, all as they should be\n' "$count"
-exit "$failed"
+finish "$count exported names, all as they should be"

@@ -1,17 +1,11 @@
 #!/usr/bin/env bash
 # check_fine_tune.sh FINE_TUNE SMALL_MODEL: the example trains a folder of a model on a file of tokens, goes on where it
 # was, on other devices, and leaves a folder that it can begin with.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 program=$1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
-
-complain() {
-  printf 'check_fine_tune: %s\n' "$*" >&2
-  failed=1
-}
+make_dir
 
 "$2" "$dir/base" "$dir/tokens.bin" || exit $?
 

@@ -42,10 +42,7 @@ static ek_source *open_drawn(const ek_image_options *options, bool with_maps) {
     drawn_maps[i] = (uint8_t)(v * 16 + h);
     labels[picture] = 1000 + picture;
   }
-  arrays.count = COUNT;
-  arrays.height = HEIGHT;
-  arrays.width = WIDTH;
-  arrays.pictures = drawn;
+  ck_assign(arrays, .count = COUNT, .height = HEIGHT, .width = WIDTH, .pictures = drawn);
   if (with_maps) arrays.maps = drawn_maps;
   else arrays.classes = labels;
   CK_OPENED(ek_source *, source, ek_image_source_open_arrays(&source, &arrays, options));

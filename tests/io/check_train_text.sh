@@ -1,17 +1,11 @@
 #!/usr/bin/env bash
 # check_train_text.sh TRAIN_TEXT TEXT: the example's files beside the text (a line for each step, the file for
 # Prometheus, a trace), and on a terminal, where script(1) can make one, its line of progress.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 program=$1 text=$2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
-
-complain() {
-  printf 'check_train_text: %s\n' "$*" >&2
-  failed=1
-}
+make_dir
 
 "$program" "$text" --steps 40 --trace "$dir/trace" --metrics "$dir/run" >/dev/null 2>"$dir/err" ||
   complain "it ends with $?"

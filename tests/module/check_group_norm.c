@@ -60,8 +60,7 @@ CK_TEST(bad_input) {
              "group_norm: groups is 4, expected a divisor of the 6 channels");
   ck_bad(options, epsilon, (double)INFINITY, ek_group_norm_create_with(&module, C, 3, &options),
          "epsilon");
-  options.affine = false;
-  options.weight_start = &ones;
+  ck_assign(options, .affine = false, .weight_start = &ones);
   ck_invalid(ek_group_norm_create_with(&module, C, 3, &options), "affine");
   ck_assert_ptr_null(module);
   ck_host_failures(create_groups);

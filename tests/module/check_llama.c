@@ -11,17 +11,9 @@ static ek_status create_with(ek_module **module, int layers, int kv_heads, bool 
                              double dropout) {
   ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
   CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .theta = THETA);
-  options.vocabulary = VOCABULARY;
-  options.sequence = 6;
-  options.width = WIDTH;
-  options.hidden = HIDDEN;
-  options.layers = layers;
-  options.heads = HEADS;
-  options.kv_heads = kv_heads;
-  options.rotary = &rotary;
-  options.tied = tied;
-  options.qkv_bias = bias;
-  options.dropout = dropout;
+  ck_assign(options, .vocabulary = VOCABULARY, .sequence = 6, .width = WIDTH, .hidden = HIDDEN,
+            .layers = layers, .heads = HEADS, .kv_heads = kv_heads, .rotary = &rotary, .tied = tied,
+            .qkv_bias = bias, .dropout = dropout);
   return ek_llama_create(module, &options);
 }
 /* As Qwen3: norms of queries and keys, heads wider than width / heads; documents, and dropout of
@@ -79,8 +71,7 @@ CK_TEST(recomputed_documents) {
                                                        create_cheap};
   struct ck_results *results[4];
   for (int i = 0; i < 4; i++) {
-    struct ck_module_case is = cases[DOCUMENTS];
-    is.create = creates[i];
+    CK_WITH(struct ck_module_case, is, cases[DOCUMENTS], .create = creates[i]);
     results[i] = ck_bed_backward(ck_bed_open(&is, EK_F32, test_devices("cpu:1")), false);
     ck_results_same(results[i], results[0]);
   }

@@ -10,11 +10,7 @@ static ek_resnet_options small(int depth) {
   static ek_batch_norm_options frozen = EK_BATCH_NORM_OPTIONS_INIT;
   ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
   frozen.over = EK_BATCH_NORM_FROZEN;
-  options.depth = depth;
-  options.classes = 3;
-  options.channels = 2;
-  options.width = 2;
-  options.norm = &frozen;
+  ck_assign(options, .depth = depth, .classes = 3, .channels = 2, .width = 2, .norm = &frozen);
   return options;
 }
 
@@ -70,10 +66,7 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
 /* What is held between forward and backward on a device that only counts. */
 static uint64_t kept_by(int depth, ek_recompute_kind kind) {
   ek_resnet_options options = small(depth);
-  options.norm = NULL;
-  options.width = 8;
-  options.small_pictures = true;
-  options.recompute.kind = kind;
+  ck_assign(options, .norm = NULL, .width = 8, .small_pictures = true, .recompute.kind = kind);
   CK_SCOPED(ek_module *, module, ek_resnet_create(&module, &options));
   CK_SCOPED(ek_group *, group, ek_group_open(&group, "plan:1", NULL));
   ek_device *device = ek_group_device(group, 0);

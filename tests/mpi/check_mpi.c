@@ -51,8 +51,7 @@ static void refusals(void) {
   options.source = "torchrun";
   EXPECT_ERROR(ek_world_open_mpi(&world, comm, &options), EK_ERR_INVALID_ARGUMENT,
                "options.source is \"torchrun\"");
-  options.source = NULL;
-  options.time_limit = -1;
+  ck_assign(options, .source = NULL, .time_limit = -1);
   EXPECT_ERROR(ek_world_open_mpi(&world, comm, &options), EK_ERR_INVALID_ARGUMENT,
                "options.time_limit is -1");
   /* The other's module, if it is built, sees that this MPI is not its own. */
@@ -74,11 +73,8 @@ static void open_run(struct run *run, ek_world *world, ek_mode mode) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "", mode);
   char spec[16];
   snprintf(spec, sizeof spec, "cpu:%d", world == NULL ? size : 1);
-  options.threads_per_device = 1;
-  options.world = world;
-  setup.optimizer = ck_clipped_adamw;
-  setup.options.seed = 5;
-  setup.options.bucket_bytes = 4096;
+  ck_assign(options, .threads_per_device = 1, .world = world);
+  ck_assign(setup, .optimizer = ck_clipped_adamw, .options.seed = 5, .options.bucket_bytes = 4096);
   EXPECT(ek_group_open(&run->group, spec, &options) == EK_OK);
   EXPECT(ck_training_try(&run->training, &setup, run->group) == EK_OK);
 }

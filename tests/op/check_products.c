@@ -456,7 +456,7 @@ CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
 enum { SHAPES = 12 };
 
 /* Ones, so that each element is the inner dimension. */
-static ek_status multiply_shapes(void *context, ek_device *device, size_t index) {
+CK_JOB(multiply_shapes) {
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   bool *right = context;
   for (int64_t i = 0; i < SHAPES; i++) {

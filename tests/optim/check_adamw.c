@@ -113,8 +113,7 @@ CK_RIG_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
   const double start[] = {1, -2, 4}, gradient[] = {1e-3, -1e3, 7};
   const double want[] = {0.75, -1.75, 3.75};
   double bound[3];
-  ek_adamw_options o = options_of(0.25, 0.999, 0, false);
-  o.epsilon = 1e-14;
+  CK_WITH(ek_adamw_options, o, options_of(0.25, 0.999, 0, false), .epsilon = 1e-14);
   for (int i = 0; i < 3; i++) bound[i] = step_bound(rig, &o, 4) + 0.25 * 1e-11;
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step(&range, gradient, NULL);
@@ -124,8 +123,7 @@ CK_RIG_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
 CK_RIG_LOOP(clipping_and_dividing, CK_VARIANTS) {
   /* The norm is 5, so the clipped gradient is a fifth; m shows it: (1 - beta1) g. */
   const double start[] = {1, -2, 4}, gradient[] = {3, 0, 4};
-  ek_adamw_options o = options_of(0.25, 0.999, 0, false);
-  o.clip_norm = 1.0;
+  CK_WITH(ek_adamw_options, o, options_of(0.25, 0.999, 0, false), .clip_norm = 1.0);
   const double clip = 1.0 / (5.0 + 1e-6);
   const double want[] = {0.1 * 3 * clip, 0, 0.1 * 4 * clip};
   double bound[3];
@@ -171,8 +169,7 @@ CK_TEST(refused) {
   update = (ek_update){.parameters = range.parameters, .gradients = range.gradients,
                        .states = range.states, .step = 0};
   ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), "step is 0");
-  update.step = 1;
-  update.gradients = ck_poisoned(rig, CK_SHAPE(3));
+  ck_assign(update, .step = 1, .gradients = ck_poisoned(rig, CK_SHAPE(3)));
   ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), EK_ERR_SHAPE,
            "gradients");
   ck_within("parameters", ck_read(rig, range.parameters), start, NULL, 2);

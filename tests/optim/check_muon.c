@@ -457,7 +457,7 @@ struct own_rule {
 };
 
 /* Whole: p = 2 p; the rest: p = p / 2. */
-static ek_status own_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
+CK_UPDATE(own_update) {
   struct own_rule *own = (struct own_rule *)(uintptr_t)self;
   const ek_optimizer_parameter *whole = update->whole;
   if (whole == NULL) {

@@ -9,9 +9,7 @@ struct sign_rule {
   int *freed;
 };
 
-static ek_status sign_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
-  (void)self;
-  (void)stream;
+CK_UPDATE(sign_update) {
   const int64_t count = ek_tensor_count(update->parameters);
   double *p = calloc((size_t)count, sizeof *p), *g = calloc((size_t)count, sizeof *g);
   double *s = calloc((size_t)count, sizeof *s);

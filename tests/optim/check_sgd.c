@@ -111,8 +111,7 @@ CK_LOOP(equals_pytorch, 2) {
 CK_RIG_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
   const double start[] = {1, -2, 4}, gradient[] = {8, 8, 8}, totals[] = {0, 0};
   const double want[] = {0.9375, -1.875, 3.75}; /* 1 - 0.125 * 0.5 of each */
-  ek_sgd_options o = options_of(0, 0, 0.5, false);
-  o.learning_rate = 0.125;
+  CK_WITH(ek_sgd_options, o, options_of(0, 0, 0.5, false), .learning_rate = 0.125);
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_set(range.totals, totals);
   const ek_update_scale scale = {.totals = range.totals};
@@ -122,8 +121,7 @@ CK_RIG_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
 
 CK_RIG_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
   const double start[] = {1, -2, 4}, gradient[] = {3, 0, 4}, want[] = {0.25, -2, 3};
-  ek_sgd_options o = options_of(0, 0, 0, false);
-  o.learning_rate = 0.25;
+  CK_WITH(ek_sgd_options, o, options_of(0, 0, 0, false), .learning_rate = 0.25);
   o.clip_norm = 5.25; /* the norm is 5 */
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step_divided(&range, gradient, 2.0);

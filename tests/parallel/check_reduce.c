@@ -208,7 +208,7 @@ struct round {
   size_t fails;  /* this device gives up after one parameter; MOST: none */
 };
 
-static ek_status run_round(void *context, ek_device *device, size_t index) {
+CK_JOB(run_round) {
   const struct round *round = context;
   struct bench *b = round->bench;
   EK_TRY(ek_reducer_begin(b->reducer, device));
@@ -279,7 +279,7 @@ static ek_status tell(void *context, ek_pass *pass, size_t parameter) {
   return ek_reducer_complete(b->reducer, ek_pass_device(pass), parameter);
 }
 
-static ek_status train(void *context, ek_device *device, size_t index) {
+CK_JOB(train) {
   struct bench *b = context;
   CK_FREED(pass) *pass = NULL;
   CK_FREED(tensor) tokens = {0}, logits = {0};
@@ -309,7 +309,7 @@ CK_TEST(reduction_overlaps_backward) {
 
 /* ---- wrong use ---- */
 
-static ek_status misuse(void *context, ek_device *device, size_t index) {
+CK_JOB(misuse) {
   struct bench *b = context;
   if (index != 0) return EK_OK;
   if (ek_reducer_complete(b->reducer, device, 1) != EK_ERR_INVALID_ARGUMENT) { /* blend's buffer */

@@ -2,18 +2,12 @@
 # check_train.sh TRAIN GROUP: runs evenkeel-train on small models and files of tokens that it makes, and looks at what
 # comes out. GROUP is one of the functions group_* below.
 # shellcheck disable=SC2317 # functions are called by the group's name
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 train=$(realpath "$1") group=$2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
+make_dir
 cd "$dir"
-
-complain() {
-  printf 'check_train: %s\n' "$*" >&2
-  failed=1
-}
 
 # Runs the program; its output is in out and err, and no code but CODE is right.
 expect() { # CODE ARGUMENT...

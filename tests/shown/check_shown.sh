@@ -2,10 +2,10 @@
 # check_shown.sh BLOCKS FOLDER EXAMPLE: every piece of C that README.md, docs/ and the headers show, one
 # file each in the folder BLOCKS, is included by a source in FOLDER or stands, line by line, in EXAMPLE,
 # which is included as a whole: so all of it is compiled and run.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 blocks=$1 folder=$2 example=$3
-failed=0
 
 # Without indentation, each line ended by a mark.
 squeezed() { sed '/^#line /d; s/^ *//; s/ *$//' "$1" | tr '\n' '\036'; }
@@ -19,7 +19,6 @@ for block in "$blocks"/*.inc; do
   printf 'check_shown: %s is shown and not tested\n' "$(sed -n '1s/#line //p' "$block")" >&2
   failed=1
 done
-((count > 0)) || { printf 'check_shown: nothing is shown\n' >&2 && exit 1; }
+((count > 0)) || fail "nothing is shown"
 
-((failed == 0)) && printf 'check_shown: %d pieces\n' "$count"
-exit "$failed"
+finish "$count pieces"

@@ -134,6 +134,14 @@ void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_
 /* A replica of `module` on `spec` must fail and leave nothing there. */
 void ck_replica_fails(ek_module *module, const char *spec, ek_status wanted, const char *text);
 
+/* The call succeeds; the module that it makes has more parameters than 63 bits can count. */
+#define ck_overflows(module, call)                                                                 \
+  do {                                                                                             \
+    ck_ok(call);                                                                                   \
+    ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");                                       \
+    ek_module_free(module);                                                                        \
+  } while (0)
+
 /* Each allocation that `create` makes on the host fails once: no module, no crash, no leak. */
 void ck_host_failures(ek_status (*create)(ek_module **module));
 

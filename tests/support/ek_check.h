@@ -99,6 +99,15 @@
       const ek_tensor *grad_outputs CK_ATTRIBUTE_UNUSED,                                           \
       ek_tensor *grad_inputs CK_ATTRIBUTE_UNUSED)
 
+/* A job of a group (parallel_apply.h), and the update of a rule of the test's own. */
+#define CK_JOB(name)                                                                               \
+  static ek_status name(void *context CK_ATTRIBUTE_UNUSED, ek_device *device CK_ATTRIBUTE_UNUSED,  \
+                        size_t index CK_ATTRIBUTE_UNUSED)
+#define CK_UPDATE(name)                                                                            \
+  static ek_status name(const ek_optimizer *self CK_ATTRIBUTE_UNUSED,                              \
+                        ek_stream *stream CK_ATTRIBUTE_UNUSED,                                     \
+                        const ek_update *update CK_ATTRIBUTE_UNUSED)
+
 /* The table `noun`_ops of a module of the test's own, whose functions are noun_forward(),
  * noun_backward() and noun_free(). The second form sets further members. */
 #define CK_MODULE_OPS(noun) static const ek_module_ops noun##_ops = {CK_OPS_MEMBERS(noun)}

@@ -82,8 +82,7 @@ enum { MAKERS = sizeof makers / sizeof *makers };
 static void open_model(struct ck_training *t, maker make, const char *devices, int placement,
                        uint64_t seed) {
   CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = make);
-  struct ck_setup setup = ck_setup_at(&workload, devices, placement);
-  setup.options.seed = seed;
+  CK_WITH(struct ck_setup, setup, ck_setup_at(&workload, devices, placement), .options.seed = seed);
   ck_training_open(t, &setup);
 }
 

@@ -277,9 +277,8 @@ CK_LOOP(wrong_gradients, CK_PLACEMENTS) {
 /* On devices that only count: shapes of which a product leaves 63 bits, or the device's memory. */
 CK_LOOP(huge_batches, CK_PLACEMENTS) {
   static const int64_t samples[] = {INT64_MAX, INT64_MAX / 4, INT64_C(1) << 40};
-  struct ck_setup setup = ck_setup_at(ck_workload("mlp"), "plan:3@80GiB", _i);
-  struct ck_batch small = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(ck_setup_at(ck_workload("mlp"), "plan:3@80GiB", _i));
+  struct ck_batch small = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 1);
   for (size_t i = 0; i < 3; i++) {
     ek_shards output[1] = {{0}};
     CK_WITH(ek_tensor, x, small.input[0], .shape[0] = samples[i]);

@@ -55,7 +55,7 @@ static ek_status job(struct caller *caller, ek_device *device, size_t index) {
   return ek_communicator_wait(caller->communicator, device);
 }
 
-static ek_status counted_job(void *context, ek_device *device, size_t index) {
+CK_JOB(counted_job) {
   struct caller *caller = context;
   atomic_fetch_add(&inside[caller->number], 1);
   const ek_status status = job(caller, device, index);

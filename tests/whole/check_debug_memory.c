@@ -87,8 +87,7 @@ static const char *const words[] = {
     "outputs: 1 byte before its start", "outputs: 255 bytes before its start",
     "outputs: 1 byte after its end", "outputs: 255 bytes after its end"};
 
-static ek_status nothing(void *context, ek_device *device, size_t index) {
-  (void)device, (void)index;
+CK_JOB(nothing) {
   ++*(atomic_int *)context;
   return EK_OK;
 }

@@ -164,9 +164,8 @@ CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
 /* A step that has run before takes nothing from the host. */
 CK_LOOP(steady_steps_take_no_host_memory, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
-  struct ck_setup setup = ck_setup_at(workload, "cpu:3", _i % CK_PLACEMENTS);
+  struct ck_training training = ck_training_of(ck_setup_at(workload, "cpu:3", _i % CK_PLACEMENTS));
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 10);
-  struct ck_training training = ck_training_opened(&setup);
   ck_ok(ck_training_step(&training, &batch, NULL));
   for (int i = 0; i < 2; i++) {
     ek_host_memory_fail_at(1);

@@ -17,8 +17,7 @@
 
 enum { PATIENCE = 60, SAMPLES = 6, COUNT = 1 << 17 };
 
-static ek_status nothing(void *context, ek_device *device, size_t index) {
-  (void)context, (void)device, (void)index;
+CK_JOB(nothing) {
   return EK_OK;
 }
 

@@ -278,9 +278,7 @@ CK_LOOP(f16_has_a_loss_scale_by_default, ck_if_halves(1)) {
 
 /* ---- refusals ---- */
 
-static ek_status narrow_update(const ek_optimizer *self, ek_stream *stream,
-                               const ek_update *update) {
-  (void)self, (void)stream, (void)update;
+CK_UPDATE(narrow_update) {
   return EK_OK;
 }
 

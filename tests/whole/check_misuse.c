@@ -9,8 +9,7 @@
 
 #include "ck_training.h"
 
-static ek_status nothing(void *context, ek_device *device, size_t index) {
-  (void)context, (void)device, (void)index;
+CK_JOB(nothing) {
   return EK_OK;
 }
 
@@ -51,8 +50,7 @@ CK_LOOP(a_model_keeps_its_group, CK_MODES) {
   ck_ok(ck_training_step(&training, &batch, NULL));
 }
 
-static ek_status close_here(void *context, ek_device *device, size_t index) {
-  (void)index;
+CK_JOB(close_here) {
   ek_status *statuses = context;
   statuses[ek_device_index(device)] = ek_group_close(ek_device_group(device));
   return EK_OK;
@@ -72,9 +70,8 @@ struct meeting {
   ek_status status;
 };
 
-static ek_status meet(void *context, ek_device *device, size_t index) {
+CK_JOB(meet) {
   struct meeting *meeting = context;
-  (void)device;
   if (index == 0) {
     sem_post(&meeting->inside);
     sem_wait(&meeting->go_on);

@@ -278,8 +278,7 @@ static ek_status use_ek_parameter_options(struct bench *b, void *o) {
 /* These are never called. */
 CK_FORWARD(no) { return EK_ERR_INTERNAL; }
 static void no_free(ek_module *self) { (void)self; }
-static ek_status no_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
-  (void)self, (void)stream, (void)update;
+CK_UPDATE(no_update) {
   return EK_ERR_INTERNAL;
 }
 static void no_optimizer_free(ek_optimizer *self) { (void)self; }

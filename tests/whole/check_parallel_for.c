@@ -116,8 +116,7 @@ static void *run_often(void *context) {
   return NULL;
 }
 
-static ek_status run_on_worker(void *context, ek_device *device, size_t index) {
-  (void)device, (void)index;
+CK_JOB(run_on_worker) {
   run_often(context);
   return EK_OK;
 }

@@ -301,8 +301,7 @@ CK_TEST(wrong_patterns) {
   ck_ok(open_with(matching, 2));
 }
 
-static ek_status stay(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
-  (void)self, (void)stream, (void)update;
+CK_UPDATE(stay) {
   return EK_OK;
 }
 

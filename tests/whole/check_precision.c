@@ -230,11 +230,9 @@ CK_TEST(state_takes_what_is_documented) {
 
 static bool saw_copy;
 
-static ek_status forgetful_update(const ek_optimizer *self, ek_stream *stream,
-                                  const ek_update *update) {
+CK_UPDATE(forgetful_update) {
   const ek_sgd_terms terms = {.learning_rate = 0.5, .first = true};
   ek_update_scale scale = update->scale;
-  (void)self;
   if (scale.copy != NULL) __atomic_store_n(&saw_copy, true, __ATOMIC_RELAXED);
   scale.copy = NULL;
   return ek_op_sgd(stream, update->parameters, NULL, update->gradients, &terms, &scale);
@@ -338,10 +336,9 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
   workload.module = small_gpt;
   for (int i = 0; i < 5; i++) {
     ck_deterministic(cases[i].deterministic);
-    struct ck_setup setup = setup_of(_i * CK_PLACEMENTS + 3, "gpt", "cpu:2");
+    struct ck_training t = ck_training_of(setup_of(_i * CK_PLACEMENTS + 3, "gpt", "cpu:2"));
     policy = (ek_recompute){.kind = cases[i].kind, .every = 1};
-    setup.workload = &workload;
-    struct ck_training t = ck_training_opened(&setup);
+    t.setup.workload = &workload;
     for (uint64_t n = 0; n < 2; n++) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0.1, 60 + n);
       ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));

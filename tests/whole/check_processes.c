@@ -53,7 +53,7 @@ static ek_status run_one(const struct collective *c, ek_device *device, ek_tenso
   }
 }
 
-static ek_status run_collective(void *context, ek_device *device, size_t index) {
+CK_JOB(run_collective) {
   const struct collective *c = context;
   EK_TRY(run_one(c, device, &c->tensors[index]));
   return ek_communicator_wait(c->communicator, device);
@@ -734,7 +734,7 @@ static void stop_for(unsigned seconds) {
 }
 
 /* Process 1 does it, on its last device, when the first job has gone well. */
-static ek_status meet_disaster(void *context, ek_device *device, size_t index) {
+CK_JOB(meet_disaster) {
   struct failing_job *job = context;
   struct collective c = job->collective;
   const bool victim =

@@ -39,7 +39,7 @@ struct run {
   int64_t rows;
 };
 
-static ek_status fill_all(void *context, ek_device *device, size_t index) {
+CK_JOB(fill_all) {
   struct run *run = context;
   for (int i = 0; i < TENSORS; i++) {
     ek_tensor *tensor = &run->tensors[index][i];

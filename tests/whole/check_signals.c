@@ -131,8 +131,7 @@ static ek_status look_at_mask(void *context, int64_t begin, int64_t end) {
   return EK_OK;
 }
 
-static ek_status look_at_masks(void *context, ek_device *device, size_t index) {
-  (void)index;
+CK_JOB(look_at_masks) {
   return ek_device_parallel_for(device, THREADS, look_at_mask, context);
 }
 
@@ -159,8 +158,7 @@ static void open_page(int signal) {
   (void)mprotect(closed_page, page_size, PROT_READ | PROT_WRITE);
 }
 
-static ek_status touch_page(void *context, ek_device *device, size_t index) {
-  (void)context, (void)device, (void)index;
+CK_JOB(touch_page) {
   *(volatile char *)closed_page = 7;
   return EK_OK;
 }

@@ -252,7 +252,7 @@ CK_TEST(children) {
 }
 
 /* A job of the workers begins without it, whatever was left behind, and leaves nothing behind. */
-static ek_status allow(void *context, ek_device *device, size_t index) {
+CK_JOB(allow) {
   bool *before = context;
   before[index] = ek_stream_allow_tf32(ek_device_stream(device, EK_STREAM_COMPUTE), true);
   return EK_OK;

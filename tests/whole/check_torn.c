@@ -206,8 +206,7 @@ CK_TEST(the_optimizer_is_freed) {
 
 /* ---- a failure of another thread's job on the same group leaves a finished update alone ---- */
 
-static ek_status refuse(void *context, ek_device *device, size_t index) {
-  (void)context, (void)device;
+CK_JOB(refuse) {
   return index == 1 ? ek_error_set(EK_ERR_IO, "not this one") : EK_OK;
 }
 

@@ -418,12 +418,11 @@ struct job {
   bool fails, takes_long;
 };
 
-static ek_status add_up(void *context, ek_device *device, size_t index) {
+CK_JOB(add_up) {
   const struct job *job = context;
   const struct timespec nap = {.tv_nsec = 400000000};
   const int64_t seven = 7;
   CK_FREED(tensor) tensor = {0};
-  (void)index;
   if (job->fails) return ek_error_set(EK_ERR_IO, "the disk is gone");
   EK_TRY(ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &seven));
   ek_status status = ek_communicator_all_reduce(job->communicator, device, &tensor);

@@ -291,10 +291,9 @@ struct lazy {
   bool slow;
 };
 
-static ek_status work_and_add(void *context, ek_device *device, size_t index) {
+CK_JOB(work_and_add) {
   struct lazy *lazy = context;
   const struct timespec nap = {.tv_nsec = 300000000};
-  (void)index;
   if (lazy->slow) (void)nanosleep(&nap, NULL);
   EK_TRY(ek_communicator_all_reduce(lazy->communicator, device, &lazy->tensor));
   return ek_communicator_wait(lazy->communicator, device);

@@ -2,19 +2,13 @@
 # launch_programs.sh BENCH TRAIN_TEXT TEXT [MPIRUN...]: both programs as two processes, started by the command MPIRUN or,
 # without one, by the variables of a file; they are one world without a flag. What they compute has the bits of one
 # process, one of them prints, and a signal to one stops both after the same step.
-set -euo pipefail
+# shellcheck source=tests/support/script.sh
+. "${BASH_SOURCE[0]%/*}/../support/script.sh"
 
 bench=$1 train_text=$2 text=$3
 shift 3
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
+make_dir
 run=0
-
-complain() {
-  printf 'launch_programs: %s\n' "$*" >&2
-  failed=1
-}
 
 # COMMAND...: runs it in two processes; output in $dir/out and $dir/err. Process P's pid is in $dir/pid.P (file).
 launcher=("$@")
