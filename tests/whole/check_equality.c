@@ -268,9 +268,9 @@ CK_LOOP(targets_without_weight, CK_MODES) {
   CK_WITH(struct ck_workload, workload, *ck_workload("mlp"), .criterion = smoothed);
   for (int how = 0; how < 4; how++) {
     if (!ck_part(4 * _i + how)) continue;
-    struct ck_training one = ck_training_of(ck_setup_mode(&workload, "cpu:1", EK_MODE_REPLICATED));
+    struct ck_setup alone = ck_setup_mode(&workload, "cpu:1", EK_MODE_REPLICATED);
     struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", (ek_mode)_i);
-    one.setup.options.type = setup.options.type = EK_F64;
+    alone.options.type = setup.options.type = EK_F64;
     setup.gradient_in_forward = how / 2 == 1;
     struct ck_batch batch = ck_batch_make(&workload, EK_F64, SAMPLES, 0, 21);
     int32_t *targets = batch.target[0].data;
@@ -279,6 +279,7 @@ CK_LOOP(targets_without_weight, CK_MODES) {
       targets[i] = weightless ? i % 2 * 4 : 1 + i % 3;
     }
     ek_step_result want, got;
+    struct ck_training one = ck_training_opened(&alone);
     struct ck_training many = ck_training_opened(&setup);
     double *whole = weightless_step(&one, &batch, SAMPLES, SAMPLES, &want);
     for (int64_t size = 2; size <= SAMPLES; size *= size == 2 ? 3 : 2) {

@@ -41,8 +41,9 @@ static ek_status frozen_gpt(ek_module **module) {
 /* The gradients of a batch on one device, during which no memory is taken for any. */
 static double *gradients_of(ek_status (*module)(ek_module **module)) {
   CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = module);
-  struct ck_training t = ck_training_of(ck_setup_mode(&mlp, "cpu:1", EK_MODE_REPLICATED));
-  t.setup.options.type = EK_F64;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(&mlp, "cpu:1", EK_MODE_REPLICATED),
+          .options.type = EK_F64);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&mlp, EK_F64, SAMPLES, 0.1, 5);
   const ek_memory_event *events = NULL;
   ek_device *device = ek_group_device(t.group, 0);
