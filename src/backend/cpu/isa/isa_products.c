@@ -4,14 +4,15 @@
  *
  * Blocks of a and b are copied as floats (Goto and van de Geijn 2008, "Anatomy of high-performance
  * matrix multiplication"):
- *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in
- *       order; is in the second cache, a panel in the first
+ *   b   DEPTH x COLUMNS, in panels of two or four vectors' columns, which the innermost loop reads
+ *       in order; is in the second cache
  *   a   LINES x DEPTH, as it is in memory, or, if its lines are in order there, in tiles of ROWS
  *       lines; its numbers are read one by one. In f32 a block that is already in reading order is
  *       read in place, even if it collides in the caches; of 16 bits a whole strip of lines is
  *       widened once for all columns, if there is room for its k
- * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
- * padded to whole tiles, so that the loop has one shape; only its result is cut.
+ * A tile of c, ROWS lines of a times a panel, is summed in registers over the depth of a block.
+ * Blocks are padded to whole tiles, so that the loop has one shape, or half of it for the last
+ * panel's columns if they are few; only its result is cut.
  *
  * An element of c is the sum in the order of k, by blocks of DEPTH: its bits depend neither on the
  * number of threads nor on its place in the matrix. If c is of 16 bits, its blocks are added up in
@@ -25,17 +26,21 @@
  */
 #include "backend/cpu/isa/place.h"
 
-/* Two accumulators for each row must fit into the registers: 32 of them, or 16. */
-#if W == 16
-#define ROWS 12
-#else
+/* The registers, 32 or 16, hold the sums, a panel's vectors and a number of a. Of the tiles that
+ * fit, these read least: ROWS + VECTORS times for 2 ROWS VECTORS operations, in which a processor
+ * that shares its ports with another one has no read to spare. */
 #define ROWS 6
+#if W == 16
+#define VECTORS 4
+#else
+#define VECTORS 2
 #endif
-#define WIDE (2 * W)
+#define WIDE (VECTORS * W)
+#define HALF (WIDE / 2)
 
 #define LINES 96
 #define DEPTH 256
-#define TURNED (DEPTH * ROWS + WIDE)    /* a tile of a whose numbers are turned, and a gap */
+#define TURNED (DEPTH * ROWS + W)       /* a tile of a whose numbers are turned, and a gap */
 #define STORED ((ROWS + W - 1) / W * W) /* of which ROWS count */
 
 /* Lines of a are read where they are. */
@@ -89,12 +94,14 @@ static void pack_panel_turned(float *panel, const struct view *view, const value
     for (; p + W <= depth; p += W) {
       float *to = panel + p * WIDE;
       fetch(to + W * WIDE, W * WIDE);
-      x_turn(to, x + p, step);
+      for (int j = 0; j < VECTORS; j += 2) x_turn(to + j * W, WIDE, x + p + j * W * step, step);
     }
   }
   if (p == depth) return;
-  pack_turned(panel + p * WIDE, x + p, lines, step, depth - p);
-  pack_turned(panel + p * WIDE + W, x + p + W * step, lines - W, step, depth - p);
+  const int vectors = lines <= HALF ? VECTORS / 2 : VECTORS; /* that are read */
+  for (int j = 0; j < vectors; j++) {
+    pack_turned(panel + p * WIDE + j * W, x + p + j * W * step, lines - j * W, step, depth - p);
+  }
 }
 
 /* panel[p][line], WIDE lines, for the view's lines from `first` on; 0 after the last. */
@@ -111,8 +118,7 @@ static void pack_panel(float *panel, const struct view *view, int64_t first) {
     float *to = panel + p * WIDE;
     fetch(to + AHEAD * WIDE, WIDE);
     if (lines == WIDE) {
-      v_store(to, x_load(x + p * step));
-      v_store(to + W, x_load(x + p * step + W));
+      for (int j = 0; j < VECTORS; j++) v_store(to + j * W, x_load(x + p * step + j * W));
     } else {
       V_EACH(0, lines, v_put(to + i, x_get(x + p * step + i, n), n));
     }
@@ -229,52 +235,54 @@ struct scale {
 };
 
 /* c = alpha t + beta c for t = ROWS lines of a times a panel of b; c is not read where beta is
- * 0. All of the 16 registers of AVX2 but one are sums, a panel's two vectors and a number of a: so
- * alpha and beta are read when the loop is done. That takes few turns, so that the processor
+ * 0. All of the 16 registers of AVX2 except one are sums, a panel's two vectors and a number of a:
+ * so alpha and beta are read when the loop is done. That takes few turns, so that the processor
  * foresees its end. The loop after it has a condition, and is not unrolled unless asked for; a
  * loop would have its sums in memory. */
-static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_t ldc,
-                                                                const float *a, int64_t line_step,
-                                                                int64_t depth_step, const float *b,
-                                                                int64_t depth,
-                                                                const struct scale *scale) {
-  vec sum[ROWS][2];
+static inline __attribute__((always_inline)) void multiply_tile(
+    float *c, int64_t ldc, const float *a, int64_t line_step, int64_t depth_step, const float *b,
+    int64_t depth, const struct scale *scale, const int vectors) {
+  vec sum[ROWS][VECTORS];
   for (int i = 0; i < ROWS; i++) {
-    fetch(c + i * ldc, WIDE);
-    __builtin_prefetch(c + i * ldc + WIDE - 1, 1); /* of another line of the cache, maybe */
-    sum[i][0] = sum[i][1] = (vec){0};
+    fetch(c + i * ldc, vectors * W);
+    /* Of another line of the cache, maybe. */
+    __builtin_prefetch(c + i * ldc + vectors * W - 1, 1);
+    for (int j = 0; j < vectors; j++) sum[i][j] = (vec){0};
   }
 #pragma GCC unroll 8
   for (int64_t p = 0; p < depth; p++, a += depth_step, b += WIDE) {
-    const vec b0 = v_load(b), b1 = v_load(b + W);
+    vec of_b[VECTORS];
+    for (int j = 0; j < vectors; j++) of_b[j] = v_load(b + j * W);
     for (int i = 0; i < ROWS; i++) {
-      sum[i][0] += v_set(a[i * line_step]) * b0;
-      sum[i][1] += v_set(a[i * line_step]) * b1;
+      const vec of_a = v_set(a[i * line_step]);
+      for (int j = 0; j < vectors; j++) sum[i][j] += of_a * of_b[j];
     }
   }
   const float alpha = scale->alpha, beta = scale->beta;
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++) {
-    float *to = c + i * ldc;
-    const vec t0 = alpha * sum[i][0], t1 = alpha * sum[i][1];
-    v_store(to, beta == 0.0f ? t0 : t0 + beta * v_load(to));
-    v_store(to + W, beta == 0.0f ? t1 : t1 + beta * v_load(to + W));
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++) {
+      float *to = c + i * ldc + j * W;
+      const vec t = alpha * sum[i][j];
+      v_store(to, beta == 0.0f ? t : t + beta * v_load(to));
+    }
   }
 }
 
-/* Both layouts, with their steps told to the compiler. Functions by themselves, so that no other
- * variable takes a register from the sums. */
-static __attribute__((noinline)) void multiply_turned(float *c, int64_t ldc, const float *a,
-                                                      const float *b, int64_t depth,
-                                                      const struct scale *scale) {
-  multiply_tile(c, ldc, a, 1, ROWS, b, depth, scale);
-}
-
-static __attribute__((noinline)) void multiply_lines(float *c, int64_t ldc, const float *a,
-                                                     int64_t line, const float *b, int64_t depth,
-                                                     const struct scale *scale) {
-  multiply_tile(c, ldc, a, IN_PLACE ? line : DEPTH, 1, b, depth, scale);
-}
+/* Both layouts and both widths, with their steps told to the compiler. Functions by themselves, so
+ * that no other variable takes a register from the sums. */
+#define MULTIPLY(name, line_step, depth_step, vectors)                                             \
+  static __attribute__((noinline)) void name(float *c, int64_t ldc, const float *a, int64_t line,  \
+                                             const float *b, int64_t depth,                        \
+                                             const struct scale *scale) {                          \
+    (void)line;                                                                                    \
+    multiply_tile(c, ldc, a, line_step, depth_step, b, depth, scale, vectors);                     \
+  }
+MULTIPLY(multiply_turned, 1, ROWS, VECTORS)
+MULTIPLY(multiply_lines, IN_PLACE ? line : DEPTH, 1, VECTORS)
+MULTIPLY(multiply_turned_half, 1, ROWS, VECTORS / 2)
+MULTIPLY(multiply_lines_half, IN_PLACE ? line : DEPTH, 1, VECTORS / 2)
 
 /* What a tile of c is multiplied from. */
 struct factors {
@@ -288,12 +296,15 @@ struct factors {
  * memory. */
 static inline __attribute__((always_inline)) void multiply_panels(float *c, int64_t ldc,
                                                                   const struct factors *of,
-                                                                  float alpha, float beta) {
+                                                                  bool half, float alpha,
+                                                                  float beta) {
   const struct scale scale = {alpha, beta};
-  if (of->line == 0) {
-    multiply_turned(c, ldc, of->a, of->b, of->depth, &scale);
+  if (half) {
+    (of->line == 0 ? multiply_turned_half : multiply_lines_half)(c, ldc, of->a, of->line, of->b,
+                                                                 of->depth, &scale);
   } else {
-    multiply_lines(c, ldc, of->a, of->line, of->b, of->depth, &scale);
+    (of->line == 0 ? multiply_turned : multiply_lines)(c, ldc, of->a, of->line, of->b, of->depth,
+                                                       &scale);
   }
 }
 
@@ -304,8 +315,9 @@ static inline __attribute__((always_inline)) void multiply_rows(const struct pla
                                                                 int64_t rows, int64_t columns) {
   tile t;
   float *sums = place->sums + row * place->step + column;
-  if (place->c == NULL && rows == ROWS && columns == WIDE) {
-    multiply_panels(sums, place->step, of, place->alpha, place->beta);
+  const bool half = columns <= HALF;
+  if (place->c == NULL && rows == ROWS && columns == (half ? HALF : WIDE)) {
+    multiply_panels(sums, place->step, of, half, place->alpha, place->beta);
     return;
   }
   if (place->c != NULL) {
@@ -314,10 +326,12 @@ static inline __attribute__((always_inline)) void multiply_rows(const struct pla
       __builtin_prefetch(place->c + (row + r) * place->ldc + column, 1);
     }
   }
-  multiply_panels(t[0], WIDE, of, place->alpha, 0.0f);
+  multiply_panels(t[0], WIDE, of, half, place->alpha, 0.0f);
   for (int64_t r = 0; r < rows; r++) {
     if (place->c != NULL) {
-      write_values(place, row + r, column, t[r], columns);
+      for (int j = 0; j < columns; j += 2 * W) {
+        write_values(place, row + r, column + j, t[r] + j, at_most(columns - j, 2 * W));
+      }
     } else {
       write_sums(sums + r * place->step, t[r], columns, place->beta);
     }

@@ -297,9 +297,10 @@ static inline void v_put_pair(float *p, struct pair v, int64_t n) {
   memcpy(p, lanes, (size_t)n * sizeof *p);
 }
 
-/* to[p][line] of 2 W lines of x, `step` apart, and W depths p, which are in order there. */
+/* to[p][line], a row every `wide` floats, of 2 W lines of x, `step` apart, and W depths p, which
+ * are in order there. */
 #if defined(EK_ISA_avx2) && !defined(EK_VALUE_f32)
-static inline void x_turn(float *to, const value *x, int64_t step) {
+static inline void x_turn(float *to, int64_t wide, const value *x, int64_t step) {
   __m256i rows[8], next[8];
   for (int i = 0; i < 8;
        i++) { /* lines 0 to 3 and 8 to 11, in the other lane 4 to 7 and 12 to 15 */
@@ -315,7 +316,7 @@ static inline void x_turn(float *to, const value *x, int64_t step) {
     }
     memcpy(rows, next, sizeof rows);
   }
-  for (int i = 0; i < 8; i++, to += 2 * W) { /* each row now is a depth */
+  for (int i = 0; i < 8; i++, to += wide) { /* each row now is a depth */
 #if defined(EK_VALUE_bf16)
     v_store(to, (vec)_mm256_unpacklo_epi16(_mm256_setzero_si256(), rows[i]));
     v_store(to + W, (vec)_mm256_unpackhi_epi16(_mm256_setzero_si256(), rows[i]));
@@ -327,7 +328,7 @@ static inline void x_turn(float *to, const value *x, int64_t step) {
   }
 }
 #elif defined(EK_ISA_avx2)
-static inline void x_turn(float *to, const value *x, int64_t step) {
+static inline void x_turn(float *to, int64_t wide, const value *x, int64_t step) {
   for (int half = 0; half < 2; half++, to += W, x += W * step) {
     for (int p = 0; p < W; p += 4) { /* 4 depths of lines 0 to 3, in the other lane 4 to 7 */
       __m256 rows[4];
@@ -341,20 +342,20 @@ static inline void x_turn(float *to, const value *x, int64_t step) {
             i == 0 ? _mm256_unpacklo_ps(rows[0], rows[1]) : _mm256_unpackhi_ps(rows[0], rows[1]);
         const __m256 second =
             i == 0 ? _mm256_unpacklo_ps(rows[2], rows[3]) : _mm256_unpackhi_ps(rows[2], rows[3]);
-        float *at = to + (p + 2 * i) * 2 * W;
+        float *at = to + (p + 2 * i) * wide;
         v_store(at, (vec)_mm256_shuffle_ps(first, second, 0x44));
-        v_store(at + 2 * W, (vec)_mm256_shuffle_ps(first, second, 0xEE));
+        v_store(at + wide, (vec)_mm256_shuffle_ps(first, second, 0xEE));
       }
     }
   }
 }
 #else
-static inline void x_turn(float *to, const value *x, int64_t step) {
+static inline void x_turn(float *to, int64_t wide, const value *x, int64_t step) {
   for (int half = 0; half < 2; half++, to += W, x += W * step) {
     vec rows[W];
     for (int i = 0; i < W; i++) rows[i] = x_load(x + i * step);
     v_transpose(rows);
-    for (int i = 0; i < W; i++) v_store(to + i * 2 * W, rows[i]);
+    for (int i = 0; i < W; i++) v_store(to + i * wide, rows[i]);
   }
 }
 #endif
