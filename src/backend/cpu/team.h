@@ -37,7 +37,7 @@ struct ek__scratch {
       _Alignas(64) char sums[512 << 10];
       _Alignas(64) char lines[2096 << 10]; /* isa_products.c */
     };
-    _Alignas(64) char tiles[800 << 10]; /* isa_attend.c; in f32 the first 64 KiB */
+    _Alignas(64) char tiles[1216 << 10]; /* isa_attend.c; in f32 the first 256 KiB */
     _Alignas(64) char matrices[2608 << 10]; /* cpu_convolve_winograd.c, whose products are of f32 */
   };
   void *kept; /* cpu_kept_onednn.c: NULL at first, given to free_kept() when the team closes */

@@ -11,9 +11,12 @@
 
 #include <math.h>
 
-/* Queries and keys of a tile at most. */
-#define ROWS 64
-#define COLUMNS 128
+/* Queries and keys of a tile at most. High tiles make faster products; but half of a tile on the
+ * diagonal is computed for nothing, so the rows of few tokens are cut lower. */
+#define ROWS 128
+#define COLUMNS 256
+#define LOW_ROWS 64
+#define FEW_TOKENS 1024
 
 typedef float tile[ROWS][COLUMNS];
 

@@ -47,6 +47,10 @@ struct view {
   const float *at;
   int64_t step;
 };
+static int64_t highest(const struct head *head) {
+  return head->causal && head->tokens < FEW_TOKENS ? LOW_ROWS : ROWS;
+}
+
 /*
  * What differs by the type of values.
  *   widened    rows of values as floats, in `to` if they are not floats already
@@ -54,7 +58,7 @@ struct view {
  *   narrowed   puts them into y, if they are not there
  */
 #ifdef EK_VALUE_f32
-static int64_t rows_of(const struct head *head) { return (void)head, ROWS; }
+static int64_t rows_of(const struct head *head) { return highest(head); }
 static int64_t columns_of(const struct head *head) { return (void)head, COLUMNS; }
 static int64_t keys_of(const struct head *head) { return head->tokens; }
 static bool keeps(const struct head *head) { return (void)head, true; }
@@ -74,7 +78,9 @@ static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int
 #define PLACE_OF(to, ...) place_of(__VA_ARGS__)
 #else
 /* Queries and keys of a tile, and keys whose gradients are added up at a time. */
-static int64_t rows_of(const struct head *head) { return at_most(ROWS * WIDE / head->width, ROWS); }
+static int64_t rows_of(const struct head *head) {
+  return at_most(ROWS * WIDE / head->width, highest(head));
+}
 static int64_t columns_of(const struct head *head) {
   return at_most(COLUMNS * WIDE / head->width, COLUMNS);
 }
