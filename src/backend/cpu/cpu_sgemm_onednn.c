@@ -56,7 +56,7 @@ static ek_status sgemm(const struct ek__gemm *g) {
  *   - c very wide and k short, as in the output layer of a small model: along n, by 2048. 1.1
  *     times as fast.
  */
-#define NARROW 384
+#define NARROW 512
 #define SHORT 512
 #define DEPTH_BLOCK 128
 #define COLUMN_BLOCK 2048
