@@ -385,6 +385,7 @@ static const struct {
     {{2, 40, 2, 100, 1}, {true, {0}, 0.5}},
     {{1, 75, 2, 33}, {true, {-70, 3}, 0.1}},
     {{2, 33, 2, 5}, {false, {-33, 33}, 0}},
+    {{1, 300, 1, 8}, {true, {0}, 0.1}},
 };
 enum { MASKED = sizeof masked / sizeof masked[0] };
 
@@ -396,6 +397,12 @@ CK_LOOP(masks_and_dropout, VARIANTS) {
 CK_LOOP(large_scores, VARIANTS) {
   static const int64_t size[5] = {1, 150, 2, 4};
   if (ck_part(_i)) check_both(open_variant(_i), size, &no_mask, 7);
+}
+
+/* On CPU the tiles of rows this long are higher. */
+CK_LOOP(long_rows, ck_variants()) {
+  static const int64_t size[5] = {1, 1029, 1, 2};
+  if (!ck_on_gpu() && ck_part(_i)) check_both(ck_rig_variant(_i), size, &no_mask, 1);
 }
 
 /* What comes later, NaN included, changes no bit of what came before. */
