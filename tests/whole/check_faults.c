@@ -9,7 +9,7 @@
 
 #include "ck_snapshot.h"
 
-enum { DEVICES = 3, SAMPLES = 7 };
+enum { DEVICES = 3, SAMPLES = 7, TRIES = 5 };
 
 /* One allocation in each stride fails in a case. Cases begin at different ones, and modes and
  * devices make the same ones, so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
@@ -24,7 +24,11 @@ enum { DEVICE_STRIDE = 2, HOST_STRIDE = 3, SLOW = 1 };
 /* Where opening and waiting take long, each case tests a part; all of them together test all. */
 static uint64_t device_stride(void) { return ck_every(ck_on_gpu() ? 5 : DEVICE_STRIDE); }
 static uint64_t host_stride(void) { return ck_every(ck_on_gpu() ? 23 : HOST_STRIDE); }
-static double patience(void) { return ck_on_gpu() ? 10 : SLOW; } /* seconds */
+
+/* Seconds. A device that waits looks at the others once a second by itself: if nothing else ends
+ * its wait, the error comes later than this, each time (under sanitizers such a wait passes). On a
+ * busy machine an error may come late as well, but not each time: the quickest of TRIES counts. */
+static double patience(void) { return ck_on_gpu() ? 10 : SLOW; }
 
 /* ---- devices ---- */
 
@@ -39,15 +43,16 @@ static ek_status step(struct ck_training *training, const struct ck_batch *batch
   return ek_data_parallel_optimizer_step(&result, training->optimizer);
 }
 
-static bool fails_at(struct ck_training *training, const struct ck_batch *batch, size_t device,
-                     uint64_t n) {
+/* A step whose allocation number `n` on the device fails, if there is one. `spent`: seconds. */
+static bool fails_once(struct ck_training *training, const struct ck_batch *batch, size_t device,
+                       uint64_t n, double *spent) {
   ek_device *victim = ek_group_device(training->group, device);
   char where[64];
   struct ck_snapshot before = ck_snapshot_take(training);
   ck_ok(ek_memory_fail_at(victim, n));
   const double start = ck_now();
   const ek_status status = step(training, batch);
-  const double spent = ck_now() - start;
+  *spent = ck_now() - start;
   ck_ok(ek_memory_fail_at(victim, 0));
   if (status != EK_OK) {
     struct ck_snapshot after = ck_snapshot_take(training);
@@ -56,10 +61,20 @@ static bool fails_at(struct ck_training *training, const struct ck_batch *batch,
                   ek_error_message());
     ck_assert_msg(ck_contains(ek_error_message(), ek_device_name(victim)), "%s: %s", where,
                   ek_error_message());
-    ck_assert_double_lt(spent, patience());
     ck_snapshot_same(where, &after, &before);
   }
   return status != EK_OK;
+}
+
+static bool fails_at(struct ck_training *training, const struct ck_batch *batch, size_t device,
+                     uint64_t n) {
+  double spent = 0;
+  if (!fails_once(training, batch, device, n, &spent)) return false;
+  for (int i = 1; i < TRIES && spent >= patience(); i++) {
+    ck_assert(fails_once(training, batch, device, n, &spent));
+  }
+  ck_assert_double_lt(spent, patience());
+  return true;
 }
 
 /* The disturbed training repeats each step that failed; the other one never fails. */
@@ -128,6 +143,18 @@ static ek_status open_and_step(ek_group *open, const struct ck_setup *setup,
   return status;
 }
 
+/* The same while allocation number `n` of the host fails, if there is one. */
+static bool host_fails(ek_group *open, const struct ck_setup *setup, const struct ck_batch *batch,
+                       uint64_t n, double **values) {
+  ek_host_memory_fail_at(n);
+  const ek_status status = open_and_step(open, setup, batch, values);
+  ek_host_memory_fail_at(0);
+  ck_assert_msg(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY,
+                "allocation %d of the host gave %s: %s", (int)n, ek_status_name(status),
+                ek_error_message());
+  return status != EK_OK;
+}
+
 /* Groups open and keep what they keep alike: every mode meets that with one of the workloads. */
 CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
   enum { CALM = 40 };
@@ -143,19 +170,19 @@ CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
   uint64_t n = 1 + (uint64_t)_i % stride;
   /* A failure that was swallowed would end the loop too early: several calm runs must follow. */
   for (; calm <= CALM / (int)stride; n += stride) {
-    ek_host_memory_fail_at(n);
-    const double start = ck_now();
-    const ek_status status = open_and_step(group, &setup, &batch, &got);
-    ek_host_memory_fail_at(0);
-    ck_assert_double_lt(ck_now() - start, 10 * patience()); /* it starts and stops threads too */
-    if (status == EK_OK) {
-      calm++;
-      ck_arrays_same("parameters", got, want);
-      continue;
+    const double limit = 10 * patience(); /* it starts and stops threads too */
+    double spent = limit;
+    bool failed = false;
+    for (int i = 0; i < TRIES && spent >= limit; i++) {
+      const double start = ck_now();
+      failed = host_fails(group, &setup, &batch, n, &got);
+      spent = ck_now() - start;
     }
-    ck_assert_msg(calm == 0, "allocation %d passed and a later one failed", (int)n);
-    ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "allocation %d of the host gave %s: %s", (int)n,
-                  ek_status_name(status), ek_error_message());
+    ck_assert_double_lt(spent, limit);
+    ck_assert_msg(calm == 0 || !failed, "allocation %d passed and a later one failed", (int)n);
+    if (failed) continue;
+    calm++;
+    ck_arrays_same("parameters", got, want);
   }
   ck_assert_uint_gt(n, 20);
   ek_group_free(group);
