@@ -66,7 +66,7 @@ static ek_status given_up(const struct ek__ring *self, size_t rank) {
 static void show_done(struct ek__ring *self, ek_device *device) {
   struct ek__ring_rank *own = &self->rank[ek_device_index(device)];
   for (; !self->queues && self->between == NULL && own->shown < own->finished; own->shown++) {
-    ek__span_end(ek__ring_span(self, device, own->shown, 1));
+    ek__track_span_end(ek__ring_span(self, device, own->shown, 1));
   }
 }
 
@@ -164,12 +164,12 @@ static ek_status do_whole(struct ek__ring *self, ek_device *device) {
       ek__ring_over(self) != number || !is_small(self, slot)) {
     return EK_OK;
   }
-  struct ek__span *span = ek__ring_span(self, device, number, 1);
+  struct ek__track_span *span = ek__ring_span(self, device, number, 1);
   ek_status status = EK_OK;
   for (size_t i = 0; i < self->ranks && status == EK_OK; i++) {
     status = ek__ring_do_part(self, slot, device, i);
   }
-  ek__span_end(span);
+  ek__track_span_end(span);
   if (status != EK_OK) return status;
   ek__ring_finish_for_all(self);
   own->shown = own->finished;

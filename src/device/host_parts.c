@@ -98,8 +98,8 @@ static ek_status queue_work(struct ek__ring *self, ek_device *device, uint64_t f
   return ek_event_record(slot->done[rank], stream);
 }
 
-struct ek__span *ek__ring_span(struct ek__ring *self, ek_device *device, uint64_t first,
-                               size_t count) {
+struct ek__track_span *ek__ring_span(struct ek__ring *self, ek_device *device, uint64_t first,
+                                     size_t count) {
   static const char *const names[] = {[EK__BROADCAST] = "broadcast",
                                       [EK__REDUCE] = "reduce",
                                       [EK__ALL_REDUCE] = "all_reduce",
@@ -111,14 +111,15 @@ struct ek__span *ek__ring_span(struct ek__ring *self, ek_device *device, uint64_
     const struct ek__collective *one = &ek__ring_slot(self, first + i)->collective;
     bytes += (uint64_t)one->count * ek_type_size(one->type);
   }
-  struct ek__span *span = ek__span_begin(device, EK__LANE_COMMUNICATION, "collective", bytes);
-  if (span != NULL) ek__span_name(span, names[slot->collective.kind]);
+  struct ek__track_span *span =
+      ek__track_span_begin(device, EK__LANE_COMMUNICATION, "collective", bytes);
+  if (span != NULL) ek__track_span_name(span, names[slot->collective.kind]);
   return span;
 }
 
 ek_status ek__ring_queue(struct ek__ring *self, ek_device *device, uint64_t first, size_t count) {
-  struct ek__span *span = ek__ring_span(self, device, first, count);
+  struct ek__track_span *span = ek__ring_span(self, device, first, count);
   const ek_status status = queue_work(self, device, first, count);
-  ek__span_end(span);
+  ek__track_span_end(span);
   return status;
 }

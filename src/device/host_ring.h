@@ -109,8 +109,8 @@ ek_stream *ek__ring_stream(const ek_device *device);
 ek_status ek__ring_do_part(struct ek__ring *self, const struct ek__ring_slot *slot,
                            ek_device *device, size_t rank);
 /* A span of `count` collectives from number `first` on; NULL: there is no trace. */
-struct ek__span *ek__ring_span(struct ek__ring *self, ek_device *device, uint64_t first,
-                               size_t count);
+struct ek__track_span *ek__ring_span(struct ek__ring *self, ek_device *device, uint64_t first,
+                                     size_t count);
 /* Does the device's own parts of these, or queues them. The mutex is not held. */
 ek_status ek__ring_queue(struct ek__ring *self, ek_device *device, uint64_t first, size_t count);
 

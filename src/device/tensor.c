@@ -271,9 +271,9 @@ ek_status ek_tensor_wait(const ek_tensor *tensor) {
 }
 
 /* A span of the device's transfers; NULL where no trace runs. */
-static struct ek__span *begin_copy(const ek_device *device, const char *name, size_t bytes) {
-  struct ek__span *span = ek__span_begin(device, EK__LANE_TRANSFERS, "copy", bytes);
-  if (span != NULL) ek__span_name(span, name);
+static struct ek__track_span *begin_copy(const ek_device *device, const char *name, size_t bytes) {
+  struct ek__track_span *span = ek__track_span_begin(device, EK__LANE_TRANSFERS, "copy", bytes);
+  if (span != NULL) ek__track_span_name(span, name);
   return span;
 }
 
@@ -324,13 +324,13 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
     return EK_OK;
   }
   EK_TRY(ek__fault_point(device, "copy"));
-  struct ek__span *span = begin_copy(device,
+  struct ek__track_span *span = begin_copy(device,
                                      to->device == NULL     ? "device to host"
                                      : from->device == NULL ? "host to device"
                                                             : "device to device",
                                      bytes);
   const ek_status status = move_bytes(device, to, from, bytes);
-  ek__span_end(span);
+  ek__track_span_end(span);
   return status;
 }
 
@@ -361,7 +361,7 @@ static ek_status fill_new(ek_tensor *tensor, const struct ek__host_bytes *host, 
   const size_t bytes = ek_tensor_bytes(tensor);
   if (bytes == 0) return EK_OK;
   EK_TRY(ek__fault_point(device, "copy"));
-  struct ek__span *span = begin_copy(device, "host to device", bytes);
+  struct ek__track_span *span = begin_copy(device, "host to device", bytes);
   ek_status status = EK_OK;
   if (backend->send != NULL && tensor->memory->guard == 0) {
     status = backend->send(&tensor->memory->arrival, device, tensor->data, host, bytes,
@@ -371,7 +371,7 @@ static ek_status fill_new(ek_tensor *tensor, const struct ek__host_bytes *host, 
     ek_device *caller = ek__group_worker_device(ek_device_group(device));
     status = backend->upload(copying_stream(device, caller), tensor->data, host, bytes);
   }
-  ek__span_end(span);
+  ek__track_span_end(span);
   return status;
 }
 

@@ -87,7 +87,8 @@ static bool is_marked(const struct ek__track *track, enum ek__lane lane) {
   return track->marks != NULL && lane != EK__LANE_TRANSFERS;
 }
 
-static void set_mark(const struct ek__track *track, const struct ek__span *span, size_t which) {
+static void set_mark(const struct ek__track *track, const struct ek__track_span *span,
+                     size_t which) {
   if (!is_marked(track, span->lane)) return;
   const ek_stream_kind kind =
       span->lane == EK__LANE_COMPUTE ? EK_STREAM_COMPUTE : EK_STREAM_COMMUNICATION;
@@ -96,18 +97,18 @@ static void set_mark(const struct ek__track *track, const struct ek__span *span,
              ek_device_stream(track->device, kind));
 }
 
-static struct ek__span *heard(const ek_device *device) {
+static struct ek__track_span *heard(const ek_device *device) {
   if (device == NULL || device->heard.listener == NULL) return NULL;
-  return (struct ek__span *)(uintptr_t)&device->heard; /* nothing writes to it */
+  return (struct ek__track_span *)(uintptr_t)&device->heard; /* nothing writes to it */
 }
 
-struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, const char *category,
-                                uint64_t bytes) {
+struct ek__track_span *ek__track_span_begin(const ek_device *device, enum ek__lane lane,
+                                            const char *category, uint64_t bytes) {
   struct ek__track *track = recording_on(device);
   if (track == NULL) return heard(device);
   const size_t place = atomic_fetch_add_explicit(&track->begun, 1, memory_order_relaxed);
   if (place >= track->capacity) return heard(device);
-  struct ek__span *span = &track->spans[place];
+  struct ek__track_span *span = &track->spans[place];
   span->track = track;
   span->listener = device->heard.listener;
   span->lane = lane;
@@ -119,7 +120,7 @@ struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, con
   return span;
 }
 
-void ek__span_name(struct ek__span *span, const char *name) {
+void ek__track_span_name(struct ek__track_span *span, const char *name) {
   if (span->listener != NULL) span->listener->range_begin(name);
   if (span->track == NULL) return;
   const size_t length = strlen(name);
@@ -127,7 +128,7 @@ void ek__span_name(struct ek__span *span, const char *name) {
   memcpy(span->name, name + cut, length - cut + 1);
 }
 
-void ek__span_end(struct ek__span *span) {
+void ek__track_span_end(struct ek__track_span *span) {
   if (span == NULL) return;
   if (span->listener != NULL) span->listener->range_end();
   if (span->track == NULL) return;
@@ -135,8 +136,9 @@ void ek__span_end(struct ek__span *span) {
   atomic_store_explicit(&span->end, ek__track_now(), memory_order_release);
 }
 
-bool ek__span_times(uint64_t *begin, uint64_t *end, const struct ek__track *track, size_t index) {
-  const struct ek__span *span = &track->spans[index];
+bool ek__track_span_times(uint64_t *begin, uint64_t *end, const struct ek__track *track,
+                          size_t index) {
+  const struct ek__track_span *span = &track->spans[index];
   *begin = span->begin;
   *end = atomic_load_explicit(&span->end, memory_order_acquire);
   if (*end == 0) return false;

@@ -28,7 +28,7 @@ enum ek__lane { EK__LANE_COMPUTE, EK__LANE_COMMUNICATION, EK__LANE_TRANSFERS, EK
 
 enum { EK__SPAN_NAME = 80 };
 
-struct ek__span {
+struct ek__track_span {
   struct ek__track *track; /* NULL: only a tool hears of it */
   const struct ek__backend *listener; /* whose tool hears of it: backend.h; or NULL */
   uint64_t begin;            /* CLOCK_MONOTONIC, nanoseconds, until a mark says better */
@@ -49,7 +49,7 @@ struct ek__track {
   uint64_t start;
   size_t capacity, counter_capacity;
   atomic_size_t begun; /* spans, also those without a place */
-  struct ek__span *spans;
+  struct ek__track_span *spans;
   size_t counted; /* counters, also those without a place */
   struct ek__counter *counters;
   uint64_t held[EK_MEMORY_CATEGORIES]; /* at the start */
@@ -68,18 +68,19 @@ bool ek__track_stop(ek_device *device);
 const struct ek__track *ek__track_kept(bool *recording, const ek_device *device);
 
 /* When a span began and ended; false: it did not end, or its marks cannot be read. */
-bool ek__span_times(uint64_t *begin, uint64_t *end, const struct ek__track *track, size_t index);
+bool ek__track_span_times(uint64_t *begin, uint64_t *end, const struct ek__track *track,
+                          size_t index);
 
 /* ---- recording ---- */
 
 /* NULL where nothing is recorded and no tool listens: the device may be NULL too. Otherwise
- * ek__span_name() comes next. */
-struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, const char *category,
-                                uint64_t bytes);
+ * ek__track_span_name() comes next. */
+struct ek__track_span *ek__track_span_begin(const ek_device *device, enum ek__lane lane,
+                                            const char *category, uint64_t bytes);
 /* The end of a name that is too long is what tells. */
-void ek__span_name(struct ek__span *span, const char *name);
+void ek__track_span_name(struct ek__track_span *span, const char *name);
 /* NULL is legal. */
-void ek__span_end(struct ek__span *span);
+void ek__track_span_end(struct ek__track_span *span);
 
 /* With the arena's mutex held. */
 void ek__track_memory(const ek_device *device, ek_memory_category category, uint64_t bytes);

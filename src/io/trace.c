@@ -65,17 +65,17 @@ ek_status ek_trace_stop(ek_group *group) {
 }
 
 ek_trace_span ek_trace_begin(ek_device *device, const char *name) {
-  struct ek__span *span = ek__span_begin(device, EK__LANE_COMPUTE, "program", 0);
-  if (span != NULL) ek__span_name(span, name == NULL ? "" : name);
+  struct ek__track_span *span = ek__track_span_begin(device, EK__LANE_COMPUTE, "program", 0);
+  if (span != NULL) ek__track_span_name(span, name == NULL ? "" : name);
   return (ek_trace_span){span};
 }
 
-void ek_trace_end(ek_trace_span span) { ek__span_end(span.span); }
+void ek_trace_end(ek_trace_span span) { ek__track_span_end(span.span); }
 
 /* ---- spans in rows ---- */
 
 struct placed {
-  const struct ek__span *span;
+  const struct ek__track_span *span;
   uint64_t begin, end;
   size_t row;
 };
@@ -113,7 +113,7 @@ static size_t place_lane(struct placed *placed, struct row *rows, const struct e
   for (size_t i = 0; i < begun && i < track->capacity; i++) {
     struct placed it = {.span = &track->spans[i]};
     if (it.span->track == NULL || it.span->lane != lane) continue;
-    if (ek__span_times(&it.begin, &it.end, track, i) && it.end >= it.begin) {
+    if (ek__track_span_times(&it.begin, &it.end, track, i) && it.end >= it.begin) {
       placed[count++] = it;
     } else {
       ++*dropped;
@@ -166,7 +166,7 @@ static void write_name(const struct writing *it, const char *what, size_t proces
 
 static void write_span(const struct writing *it, const struct placed *placed, size_t process,
                        size_t thread) {
-  const struct ek__span *span = placed->span;
+  const struct ek__track_span *span = placed->span;
   const uint64_t begin = since(it, placed->begin), end = since(it, placed->end);
   ek__text_format(it->file, ",\n{\"ph\":\"X\",\"name\":");
   ek__text_json(it->file, span->name[0] == '\0' ? "model" : span->name);
@@ -259,7 +259,7 @@ static void look_at_spans(uint64_t *start, const struct ek__track *track) {
   const size_t begun = atomic_load(&track->begun);
   for (size_t i = 0; i < begun && i < track->capacity; i++) {
     uint64_t begin = 0, end = 0;
-    if (ek__span_times(&begin, &end, track, i) && begin < *start) *start = begin;
+    if (ek__track_span_times(&begin, &end, track, i) && begin < *start) *start = begin;
   }
 }
 

@@ -184,7 +184,7 @@ struct call {
   uint64_t errors;        /* the thread's ek__error_number() before it */
   struct ek__place place; /* what is taken is whose, before it */
   bool tf32;              /* whether products may round, before it */
-  struct ek__span *span;  /* NULL where nothing is traced, and no tool listens */
+  struct ek__track_span *span;  /* NULL where nothing is traced, and no tool listens */
 };
 
 /* The frame of a child of the one on top, from which it inherits. */
@@ -211,8 +211,8 @@ static void begin(struct call *call, ek_pass *pass, const char *function) {
   pass->frame = call->frames;
   call->function = function;
   call->errors = ek__error_number();
-  call->span = ek__span_begin(ek_pass_device(pass), EK__LANE_COMPUTE, function, 0);
-  if (call->span != NULL) ek__span_name(call->span, ek__node_path(path, node));
+  call->span = ek__track_span_begin(ek_pass_device(pass), EK__LANE_COMPUTE, function, 0);
+  if (call->span != NULL) ek__track_span_name(call->span, ek__node_path(path, node));
   call->tf32 =
       ek_stream_allow_tf32(ek_pass_stream(pass), call->frames->precision == EK_PRECISION_TF32);
   call->place = *here;
@@ -263,7 +263,7 @@ static ek_status end(const struct call *call, ek_pass *pass, ek_status status) {
   ek__recipe_close(pass, call->frames->recipe);
   *ek__place_here() = call->place;
   (void)ek_stream_allow_tf32(ek_pass_stream(pass), call->tf32);
-  ek__span_end(call->span);
+  ek__track_span_end(call->span);
   pass->frame = call->frames->below;
   return status;
 }
