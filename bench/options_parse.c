@@ -52,7 +52,7 @@ enum key {
 };
 
 _Static_assert(KEY_BATCH - KEY_LAYERS == SHAPE_BATCH && KEY_IMAGE - KEY_LAYERS + 1 == SHAPE_FLAGS,
-               "the keys of a shape are not in the order of shape_flags");
+               "shape_flags has another number of keys, or the batch at another place");
 
 static const struct argp_option training_options[] = {
     {"preset", KEY_PRESET, "NAME", 0,

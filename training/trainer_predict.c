@@ -1,5 +1,9 @@
 /*
  * trainer_predict.c - losses and outputs without gradients, of a batch that is cut as a step's is.
+ *
+ * The loss of a batch in parts is that of the sums of all parts, which are divided once. Outputs of
+ * parts are put together by rows. Where one has no rows, the batch runs once more and whole, or is
+ * refused if the outputs are to be on the host: a result does not depend on how a batch is cut.
  */
 #include <evenkeel/trainer.h>
 

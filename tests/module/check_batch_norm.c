@@ -10,7 +10,7 @@ static ek_batch_norm_options options_now = EK_BATCH_NORM_OPTIONS_INIT;
 
 #define BATCH_NORM(create, kind, has_affine, has_track)                                            \
   CK_CREATE_WITH(create, ek_batch_norm_options, EK_BATCH_NORM_OPTIONS_INIT,                        \
-                 ek_batch_norm_create_with(module, C, &o), .over = kind, .affine = has_affine,   \
+                 ek_batch_norm_create_with(module, C, &o), .over = kind, .affine = has_affine,     \
                  .track = has_track, .epsilon = 0.125)
 BATCH_NORM(create_shard, EK_BATCH_NORM_SHARD, true, true)
 BATCH_NORM(create_all, EK_BATCH_NORM_ALL, true, true)
