@@ -41,6 +41,16 @@ enum ek__collective_kind {
   EK__ALL_GATHER
 };
 
+/* As functions and spans are called. */
+static inline const char *ek__collective_name(enum ek__collective_kind kind) {
+  static const char *const names[] = {[EK__BROADCAST] = "broadcast",
+                                      [EK__REDUCE] = "reduce",
+                                      [EK__ALL_REDUCE] = "all_reduce",
+                                      [EK__REDUCE_SCATTER] = "reduce_scatter",
+                                      [EK__ALL_GATHER] = "all_gather"};
+  return names[kind];
+}
+
 struct ek__collective {
   enum ek__collective_kind kind;
   void *data;

@@ -185,13 +185,12 @@ static ek_status check_offsets(const char *who, const ek_communicator *communica
 }
 
 static const struct {
-  const char *name;
   bool sums, parts; /* of each rank, by offsets */
-} kinds[] = {[EK__BROADCAST] = {"broadcast", false, false},
-             [EK__REDUCE] = {"reduce", true, false},
-             [EK__ALL_REDUCE] = {"all_reduce", true, false},
-             [EK__REDUCE_SCATTER] = {"reduce_scatter", true, true},
-             [EK__ALL_GATHER] = {"all_gather", false, true}};
+} kinds[] = {[EK__BROADCAST] = {false, false},
+             [EK__REDUCE] = {true, false},
+             [EK__ALL_REDUCE] = {true, false},
+             [EK__REDUCE_SCATTER] = {true, true},
+             [EK__ALL_GATHER] = {false, true}};
 
 /* Another thread may be freeing the communicator that was used last: it waits until that has
  * settled, and no worker finds it afterwards. */
@@ -217,7 +216,7 @@ static bool is_alone(const ek_communicator *communicator) {
 
 ek_status ek__communicator_start(ek_communicator *communicator, ek_device *device,
                                  const ek_tensor *tensor, const struct ek__collective *what) {
-  const char *who = kinds[what->kind].name;
+  const char *who = ek__collective_name(what->kind);
   struct ek__collective collective = *what;
   EK_TRY(check_call(who, communicator, device));
   EK_TRY(check_tensor(who, device, tensor, kinds[what->kind].sums));

@@ -100,11 +100,6 @@ static ek_status queue_work(struct ek__ring *self, ek_device *device, uint64_t f
 
 struct ek__track_span *ek__ring_span(struct ek__ring *self, ek_device *device, uint64_t first,
                                      size_t count) {
-  static const char *const names[] = {[EK__BROADCAST] = "broadcast",
-                                      [EK__REDUCE] = "reduce",
-                                      [EK__ALL_REDUCE] = "all_reduce",
-                                      [EK__REDUCE_SCATTER] = "reduce_scatter",
-                                      [EK__ALL_GATHER] = "all_gather"};
   const struct ek__ring_slot *slot = ek__ring_slot(self, first);
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
@@ -113,7 +108,7 @@ struct ek__track_span *ek__ring_span(struct ek__ring *self, ek_device *device, u
   }
   struct ek__track_span *span =
       ek__track_span_begin(device, EK__LANE_COMMUNICATION, "collective", bytes);
-  if (span != NULL) ek__track_span_name(span, names[slot->collective.kind]);
+  if (span != NULL) ek__track_span_name(span, ek__collective_name(slot->collective.kind));
   return span;
 }
 

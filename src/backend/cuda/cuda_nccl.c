@@ -154,11 +154,6 @@ static struct ek__collective share_of(const struct ek__collective *what, size_t 
 
 static ek_status clique_run(void *self, ek_device *raw, const struct ek__collective *list,
                             size_t count) {
-  static const char *const names[] = {[EK__BROADCAST] = "broadcast",
-                                      [EK__REDUCE] = "reduce",
-                                      [EK__ALL_REDUCE] = "all_reduce",
-                                      [EK__REDUCE_SCATTER] = "reduce_scatter",
-                                      [EK__ALL_GATHER] = "all_gather"};
   struct ek__cuda_clique *clique = self;
   const struct ek__cuda_device *device = ek__cuda_device_of(raw);
   const size_t rank = device->index;
@@ -173,7 +168,7 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   }
   EK_TRY(ek__cuda_enter(device));
   ek__cuda_gate_begin(clique, rank);
-  const ek_status status = queue(clique, rank, list, count, names[list->kind]);
+  const ek_status status = queue(clique, rank, list, count, ek__collective_name(list->kind));
   ek__cuda_gate_end(clique, rank);
   if (status != EK_OK) atomic_store(&clique->failed, true);
   return status;
