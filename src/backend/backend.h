@@ -41,13 +41,10 @@ enum ek__collective_kind {
   EK__ALL_GATHER
 };
 
-/* As functions and spans are called. */
+/* As functions and spans are called. Without designators: C++ reads this too. */
 static inline const char *ek__collective_name(enum ek__collective_kind kind) {
-  static const char *const names[] = {[EK__BROADCAST] = "broadcast",
-                                      [EK__REDUCE] = "reduce",
-                                      [EK__ALL_REDUCE] = "all_reduce",
-                                      [EK__REDUCE_SCATTER] = "reduce_scatter",
-                                      [EK__ALL_GATHER] = "all_gather"};
+  static const char *const names[] = {"broadcast", "reduce", "all_reduce", "reduce_scatter",
+                                      "all_gather"};
   return names[kind];
 }
 
