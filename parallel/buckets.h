@@ -20,7 +20,7 @@
 
 #include "module/layout.h"
 
-/* Where a number of a bucket is wanted: there is none. */
+/* The number of no bucket. */
 #define EK__NO_BUCKET SIZE_MAX
 
 struct ek__bucket {

@@ -34,7 +34,7 @@ struct ek_device {
   ek_communicator *used; /* of its worker's last collective: a loan until that is freed */
   _Atomic(struct ek__track *) track; /* that records, or NULL */
   struct ek__track *kept_track;      /* the same, or one that has ended, or NULL */
-  struct ek__track_span heard;             /* of a tool's: track.h */
+  struct ek__track_span heard;       /* of a tool's: track.h */
   struct ek__arena arena;
 };
 

@@ -325,10 +325,10 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
   }
   EK_TRY(ek__fault_point(device, "copy"));
   struct ek__track_span *span = begin_copy(device,
-                                     to->device == NULL     ? "device to host"
-                                     : from->device == NULL ? "host to device"
-                                                            : "device to device",
-                                     bytes);
+                                           to->device == NULL     ? "device to host"
+                                           : from->device == NULL ? "host to device"
+                                                                  : "device to device",
+                                           bytes);
   const ek_status status = move_bytes(device, to, from, bytes);
   ek__track_span_end(span);
   return status;

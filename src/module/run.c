@@ -184,7 +184,7 @@ struct call {
   uint64_t errors;        /* the thread's ek__error_number() before it */
   struct ek__place place; /* what is taken is whose, before it */
   bool tf32;              /* whether products may round, before it */
-  struct ek__track_span *span;  /* NULL where nothing is traced, and no tool listens */
+  struct ek__track_span *span; /* NULL where nothing is traced, and no tool listens */
 };
 
 /* The frame of a child of the one on top, from which it inherits. */

@@ -20,9 +20,9 @@ static uint64_t moment_of(const ek_world *world) {
   return world->count << CALLS | (world->calls < most ? world->calls : most);
 }
 
-/* Whether the thread's last error is the last failure of the world, or says it in other words around
- * it: these may have cut off its end. Only talk.c writes such words: they name a process, or speak
- * of all of them. So an error of one process has them only if it forwards that one. */
+/* Whether the thread's last error is the last failure of the world, or says it in other words
+ * around it: these may have cut off its end. Only talk.c writes such words: they name a process, or
+ * speak of all of them. So an error of one process has them only if it forwards that one. */
 static bool is_told(const ek_world *world) {
   char words[EK__MESSAGE_SIZE / 2];
   (void)snprintf(words, sizeof words, "%.*s", (int)sizeof words - 1, world->told);

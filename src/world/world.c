@@ -1,8 +1,8 @@
 /*
  * world.c - a world: its processes, their names, and whether they are to stop.
  *
- * Conversations are in talk.c, calls that all processes make in calls.c, waiting for other processes
- * in waiting.c, and what a world is opened from in sources.c.
+ * Conversations are in talk.c, calls that all processes make in calls.c, waiting for other
+ * processes in waiting.c, and what a world is opened from in sources.c.
  */
 #include <stdio.h>
 #include <string.h>

@@ -248,7 +248,7 @@ CK_RIG_LOOP(large_and_equal_numbers, CK_VARIANTS) {
   }
 }
 
-/* As many elements in another shape are a mistake; no element is none. */
+/* The same number of elements in another shape is refused; tensors without elements are not. */
 CK_RIG_TEST(shapes, NULL, EK_F32) {
   const double *numbers = ck_values(rig, 12, 0, 1);
   ek_tensor *y = ck_tensor(rig, numbers, CK_SHAPE(2, 6));

@@ -145,7 +145,7 @@ ek_status ck_weighted_sum(ek_criterion **criterion, ek_criterion **terms,
     ck_register(&registered);                                                                      \
   }                                                                                                \
   static void name##_fn(int _i CK_ATTRIBUTE_UNUSED)
-/* A loop of which only the part is run that EVENKEEL_TEST_PART asks for: ck_part(). */
+/* A loop that runs only the part that EVENKEEL_TEST_PART asks for: ck_part(). */
 #define CK_PART_LOOP(name, cases)                                                                  \
   static void name##_part(int _i);                                                                 \
   CK_LOOP(name, cases) {                                                                           \

@@ -47,6 +47,7 @@ struct view {
   const float *at;
   int64_t step;
 };
+
 static int64_t highest(const struct head *head) {
   return head->causal && head->tokens < FEW_TOKENS ? LOW_ROWS : ROWS;
 }

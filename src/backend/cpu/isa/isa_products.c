@@ -26,9 +26,9 @@
  */
 #include "backend/cpu/isa/place.h"
 
-/* The registers, 32 or 16, hold the sums, a panel's vectors and a number of a. Of the tiles that
- * fit, these read least: ROWS + VECTORS times for 2 ROWS VECTORS operations, in which a processor
- * that shares its ports with another one has no read to spare. */
+/* The registers, 32 or 16, hold the sums, a panel's vectors and a number of a. A step of depth is
+ * ROWS + VECTORS reads for ROWS VECTORS multiplications: 10 for 24 with AVX-512. 12 rows by 2
+ * vectors take 14 for 24, which is slower if another thread uses the same ports. */
 #define ROWS 6
 #if W == 16
 #define VECTORS 4
