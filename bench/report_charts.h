@@ -7,10 +7,6 @@
 #include <jansson.h>
 #include <stdio.h>
 
-/* A run's mode, with its precision where that is needed; returns `buffer`. */
-enum { CHARTS_NAME = 160 };
-const char *charts_run_name(char buffer[CHARTS_NAME], const json_t *root, const json_t *run);
-
 void charts_memory(FILE *file, const json_t *root);
 void charts_step(FILE *file, const json_t *root);
 void charts_techniques(FILE *file, const json_t *root);

@@ -8,6 +8,7 @@
 #include "chart.h"
 #include "html.h"
 #include "report_charts.h"
+#include "report_rows.h"
 
 /* "process 0 on HOST, 8 rows", with the work as its bar and the memory in the note. */
 static void fill_row(struct chart_row *row, struct chart_part *part, const json_t *root, size_t r,
@@ -37,8 +38,8 @@ static void write_run(FILE *file, const json_t *root, size_t r, double most) {
   if (count == 0) return;
   struct chart_row *rows = need_memory(count, sizeof *rows);
   struct chart_part *parts = need_memory(count, sizeof *parts);
-  char name[CHARTS_NAME], title[256];
-  (void)charts_run_name(name, root, run);
+  char name[ROWS_NAME], title[256];
+  (void)rows_run_name(name, root, run, "mode");
   (void)snprintf(title, sizeof title, "Work of each process in a step, mode %s%s%.60s", name,
                  spec != NULL ? " on " : "", spec != NULL ? spec : "");
   for (size_t p = 0; p < count; p++) fill_row(&rows[p], &parts[p], root, r, p);
@@ -66,10 +67,11 @@ void charts_processes(FILE *file, const json_t *root) {
     }
   }
   if (!any) return;
-  fputs("<h2>Processes</h2>\n<p class=\"soft\">Seconds of a step, the mean of the measured ones, in "
-        "which the busiest device of each process works without waiting for others: the others wait "
-        "for the slowest. After it the largest peak of its devices.</p>\n"
-        "<div class=\"figures\">\n", file);
+  rows_heading(file, "Processes",
+               "Seconds of a step, the mean of the measured ones, in which the busiest device of "
+               "each process works without waiting for others: the others wait for the slowest. "
+               "After it the largest peak of its devices.");
+  fputs("<div class=\"figures\">\n", file);
   for (size_t r = 0; r < json_array_size(runs); r++) write_run(file, root, r, most);
   fputs("</div>\n", file);
 }
