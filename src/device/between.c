@@ -41,129 +41,34 @@
  * The buffers are memory of the devices, in equal parts, and `plan` counts the same
  * (ek__between_reserve): at most two chunks in each process.
  */
-#include "device/between.h"
-
 #include <string.h>
 
-#include "core/alloc.h"
 #include "core/error.h"
-#include "core/sizes.h"
-
-/* Bytes of the pieces of all ranks of other processes, and of one piece at least. */
-enum { CHUNK = 1 << 20, LEAST_PIECE = 4096 };
-
-/* Moves that are under way with one process: two rounds of adding, two steps of spreading. */
-enum { ADDING = 0, SPREADING = 2, SETS = 4 };
-
-struct run {
-  struct ek__between *self;
-  const struct ek__collective *what;
-  void *const *data;
-  size_t element; /* bytes */
-  size_t sent, received;
-  size_t piece; /* bytes */
-  bool folds;   /* the devices of a process are added up before they are sent */
-  bool rode;    /* what the others have is in the buffers */
-  bool failed;  /* a sum */
-  /* Where it is: */
-  int64_t steps;  /* pieces of the longest range; 1 for spreading alone, which takes ranges whole */
-  int64_t rounds; /* of adding, over all steps */
-  int64_t round;  /* that is waited for */
-  bool added;     /* that one, and the spreading before it is waited for */
-  int64_t spread; /* steps whose spreading is over */
-  /* Of EK__REACH_SHARES, one device after the other: */
-  size_t share;
-  struct ek__collective part;
-  void *range;
-};
-
-struct ek__between {
-  struct ek__place *place;
-  ek_world *world;
-  ek_group *group;
-  enum ek__reach reach;
-  bool urgent;
-  size_t devices; /* of the group */
-  /* Devices that are ranks here: those of the group; one for EK__REACH_SHARES. */
-  size_t members, first_rank, ranks;
-  size_t *first; /* rank of each process; after the last one `ranks` */
-  bool folds;    /* sums that may: a process has several devices */
-  size_t peers;  /* other processes */
-  size_t rounds; /* of a step of adding */
-  size_t piece;  /* bytes */
-  ek_tensor *buffers;      /* of each member */
-  struct ek__move *moves;  /* of each set, for each peer */
-  struct ek__move **lists; /* to them */
-  void **destinations;     /* one per member */
-  const void **sources;    /* one per rank */
-  struct ek__collective what; /* that is under way */
-  void *const *data;          /* likewise */
-  struct run run;             /* likewise, or one share of it */
-};
-
-/* Sums are rounded once: those of 16-bit types are not taken apart. */
-static bool folds_type(ek_type type) { return type == EK_F32 || type == EK_F64; }
-
-/* The halves that a collective has. */
-static bool needs_adding(const struct ek__collective *what) {
-  return what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER;
-}
-
-static bool needs_spreading(const struct ek__collective *what) {
-  return what->kind != EK__REDUCE && what->kind != EK__REDUCE_SCATTER;
-}
-
-/* Whole elements of every type, and the same in all processes. */
-static size_t piece_bytes(size_t ranks) {
-  const size_t piece = CHUNK / (ranks - 1);
-  return piece < LEAST_PIECE ? LEAST_PIECE : piece / 64 * 64;
-}
-
-/* Bytes that go with the conversation; 0: none do. */
-static size_t ride_of(const struct ek__between *self, const struct ek__collective *what) {
-  const size_t most = self->piece < EK__RIDE ? self->piece : EK__RIDE;
-  const size_t element = ek__type_size(what->type);
-  const bool rides = self->urgent && self->rounds == 1 && what->kind == EK__ALL_REDUCE &&
-                     (size_t)what->count <= most / element;
-  return rides ? (size_t)what->count * element : 0;
-}
+#include "device/between_struct.h"
 
 /* Elements first .. last - 1. */
 struct range {
   int64_t first, last;
 };
 
-static size_t bytes_of(const struct run *run, struct range range) {
+static size_t bytes_of(const struct ek__between_run *run, struct range range) {
   return (size_t)(range.last - range.first) * run->element;
 }
 
-static char *at(const struct run *run, size_t member, int64_t element) {
+static char *at(const struct ek__between_run *run, size_t member, int64_t element) {
   return (char *)run->data[member] + (size_t)element * run->element;
 }
 
-/* Where the range of a rank begins; of the number of ranks: where the last one ends. */
-static int64_t edge(const struct run *run, size_t rank) {
-  const struct ek__collective *what = run->what;
-  switch (what->kind) {
-  case EK__BROADCAST:
-  case EK__REDUCE: return rank <= what->root ? 0 : what->count;
-  case EK__ALL_REDUCE: return ek__part_begin(what->count, rank, run->self->ranks);
-  case EK__REDUCE_SCATTER:
-  case EK__ALL_GATHER: break;
-  }
-  return what->offsets[rank];
-}
-
 /* Where the range of a process begins. */
-static int64_t border(const struct run *run, size_t process) {
+static int64_t border(const struct ek__between_run *run, size_t process) {
   const struct ek__between *self = run->self;
   if (run->folds && run->what->kind == EK__ALL_REDUCE) {
     return ek__part_begin(run->what->count, process, self->peers + 1);
   }
-  return edge(run, self->first[process]);
+  return ek__between_edge(run, self->first[process]);
 }
 
-static struct range range_of(const struct run *run, size_t process) {
+static struct range range_of(const struct ek__between_run *run, size_t process) {
   return (struct range){border(run, process), border(run, process + 1)};
 }
 
@@ -174,7 +79,7 @@ static struct range meet(struct range a, struct range b) {
 }
 
 /* Piece number `step` of a range. */
-static struct range piece_of(const struct run *run, struct range range, int64_t step) {
+static struct range piece_of(const struct ek__between_run *run, struct range range, int64_t step) {
   const int64_t most = (int64_t)(run->piece / run->element);
   const struct range piece = {range.first + step * most, range.first + (step + 1) * most};
   return meet(piece, range);
@@ -189,7 +94,8 @@ static size_t peer_of(const struct ek__between *self, size_t i) {
   return ek__world_peer(self->world, i < to_self ? i : i + 1);
 }
 
-static ek_status begin(struct run *run, size_t set, size_t i, const struct ek__move *wanted) {
+static ek_status begin(struct ek__between_run *run, size_t set, size_t i,
+                       const struct ek__move *wanted) {
   struct ek__between *self = run->self;
   struct ek__move *move = &self->moves[set * self->peers + i];
   *move = *wanted;
@@ -203,7 +109,8 @@ static ek_status begin(struct run *run, size_t set, size_t i, const struct ek__m
 }
 
 /* Whether the moves of a set are done. */
-static ek_status are_done(const struct run *run, size_t set, struct ek__bulk *wait, bool *done) {
+static ek_status are_done(const struct ek__between_run *run, size_t set, struct ek__bulk *wait,
+                          bool *done) {
   const struct ek__between *self = run->self;
   wait->moves = self->lists + set * self->peers;
   wait->count = self->peers;
@@ -218,7 +125,7 @@ static ek_status reduce(ek_device *device, const struct ek__reduce_args *args) {
 }
 
 /* A sum that fails does not end the moves: the other processes go on with theirs. */
-static void note(struct run *run, ek_status status) {
+static void note(struct ek__between_run *run, ek_status status) {
   if (status != EK_OK) ek__place_fail(run->self->place, status);
   run->failed = run->failed || status != EK_OK;
 }
@@ -226,29 +133,29 @@ static void note(struct run *run, ek_status status) {
 /* ---- adding ---- */
 
 /* One of the places in the buffers. */
-static char *block_at(const struct run *run, size_t block) {
+static char *block_at(const struct ek__between_run *run, size_t block) {
   const struct ek__between *self = run->self;
   return (char *)self->buffers[block % self->devices].data + block / self->devices * run->piece;
 }
 
 /* What comes from a process for a piece: of each of its devices, or of all of them. */
-static size_t parts_from(const struct run *run, size_t process) {
+static size_t parts_from(const struct ek__between_run *run, size_t process) {
   const size_t *first = run->self->first;
   return run->folds ? 1 : first[process + 1] - first[process];
 }
 
 /* Where part `k` of a piece from another process comes to; two steps are under way. */
-static char *received(const struct run *run, size_t process, size_t k, int64_t step) {
+static char *received(const struct ek__between_run *run, size_t process, size_t k, int64_t step) {
   const struct ek__between *self = run->self;
   const bool after = process > ek_world_process(self->world);
-  const size_t other = run->folds ? process - after
-                                  : self->first[process] + k - (after ? self->members : 0);
+  const size_t other =
+      run->folds ? process - after : self->first[process] + k - (after ? self->members : 0);
   return block_at(run, 2 * other + (size_t)(step % 2));
 }
 
 /* What this process sends of a range to number `i` of the others: added up, after what is received
  * in the buffers. */
-static const char *fold(struct run *run, size_t i, int64_t step, struct range range) {
+static const char *fold(struct ek__between_run *run, size_t i, int64_t step, struct range range) {
   struct ek__between *self = run->self;
   ek_device *device = ek_group_device(self->group, 0);
   char *sum = block_at(run, 2 * (self->peers + i) + (size_t)(step % 2));
@@ -266,12 +173,12 @@ static const char *fold(struct run *run, size_t i, int64_t step, struct range ra
 }
 
 /* Of a step: one for each device of the process with the most of them. */
-static int64_t rounds_of(const struct run *run) {
+static int64_t rounds_of(const struct ek__between_run *run) {
   return run->folds ? 1 : (int64_t)run->self->rounds;
 }
 
 /* Round number `round`, counted over all steps: device `round % rounds` of each process. */
-static ek_status begin_round(struct run *run, int64_t round) {
+static ek_status begin_round(struct ek__between_run *run, int64_t round) {
   struct ek__between *self = run->self;
   const int64_t rounds = rounds_of(run), step = round / rounds;
   const size_t k = (size_t)(round % rounds);
@@ -289,13 +196,13 @@ static ek_status begin_round(struct run *run, int64_t round) {
       move.in = received(run, peer, k, step);
       move.in_bytes = bytes_of(run, own);
     }
-    EK_TRY(begin(run, ADDING + (size_t)(round % 2), i, &move));
+    EK_TRY(begin(run, EK__BETWEEN_ADDING + (size_t)(round % 2), i, &move));
   }
   return EK_OK;
 }
 
 /* Where the elements of one piece are, in the order of the ranks; returns how many there are. */
-static size_t find_sources(const struct run *run, int64_t step, struct range piece,
+static size_t find_sources(const struct ek__between_run *run, int64_t step, struct range piece,
                            struct range range) {
   struct ek__between *self = run->self;
   const size_t skipped = (size_t)(range.first - piece.first) * run->element;
@@ -304,15 +211,14 @@ static size_t find_sources(const struct run *run, int64_t step, struct range pie
     const bool own = p == ek_world_process(self->world);
     const size_t parts = own ? self->members : parts_from(run, p);
     for (size_t k = 0; k < parts; k++) {
-      self->sources[count++] =
-          own ? at(run, k, range.first) : received(run, p, k, step) + skipped;
+      self->sources[count++] = own ? at(run, k, range.first) : received(run, p, k, step) + skipped;
     }
   }
   return count;
 }
 
 /* Elements of one piece, in the memory of member `k` alone, or of all of them. */
-static ek_status add_range(const struct run *run, int64_t step, struct range piece,
+static ek_status add_range(const struct ek__between_run *run, int64_t step, struct range piece,
                            struct range range, size_t k, bool all) {
   struct ek__between *self = run->self;
   ek_device *device = ek_group_device(self->group, 0);
@@ -328,14 +234,14 @@ static ek_status add_range(const struct run *run, int64_t step, struct range pie
   return reduce(device, &args);
 }
 
-static ek_status add_piece(const struct run *run, int64_t step) {
+static ek_status add_piece(const struct ek__between_run *run, int64_t step) {
   const struct ek__between *self = run->self;
   const size_t own = ek_world_process(self->world);
   const struct range piece = piece_of(run, range_of(run, own), step);
   if (run->what->kind == EK__ALL_REDUCE) return add_range(run, step, piece, piece, 0, true);
   for (size_t k = 0; k < self->members; k++) {
     const size_t rank = self->first_rank + k;
-    const struct range part = {edge(run, rank), edge(run, rank + 1)};
+    const struct range part = {ek__between_edge(run, rank), ek__between_edge(run, rank + 1)};
     EK_TRY(add_range(run, step, piece, meet(piece, part), k, false));
   }
   return EK_OK;
@@ -344,7 +250,7 @@ static ek_status add_piece(const struct run *run, int64_t step) {
 /* ---- spreading ---- */
 
 /* Of one range, from the device that has it to the other devices of this process. */
-static void copy_to_members(const struct run *run, struct range range, size_t from) {
+static void copy_to_members(const struct ek__between_run *run, struct range range, size_t from) {
   if (range.first == range.last) return;
   for (size_t k = 0; k < run->self->members; k++) {
     if (k != from)
@@ -353,13 +259,13 @@ static void copy_to_members(const struct run *run, struct range range, size_t fr
 }
 
 /* A piece of a process's range, or all of it. */
-static struct range spread_of(const struct run *run, size_t process, int64_t step) {
+static struct range spread_of(const struct ek__between_run *run, size_t process, int64_t step) {
   const struct range range = range_of(run, process);
-  return needs_adding(run->what) ? piece_of(run, range, step) : range;
+  return ek__between_adds(run->what) ? piece_of(run, range, step) : range;
 }
 
 /* Of a process's range, which device 0 has, to all others, whose device 0 gets it. */
-static ek_status begin_spreading(struct run *run, int64_t step) {
+static ek_status begin_spreading(struct ek__between_run *run, int64_t step) {
   const struct ek__between *self = run->self;
   const struct range own = spread_of(run, ek_world_process(self->world), step);
   for (size_t i = 0; i < self->peers; i++) {
@@ -368,17 +274,18 @@ static ek_status begin_spreading(struct run *run, int64_t step) {
                                   .out_bytes = bytes_of(run, own),
                                   .in = at(run, 0, theirs.first),
                                   .in_bytes = bytes_of(run, theirs)};
-    EK_TRY(begin(run, SPREADING + (size_t)(step % 2), i, &move));
+    EK_TRY(begin(run, EK__BETWEEN_SPREADING + (size_t)(step % 2), i, &move));
   }
   return EK_OK;
 }
 
 /* Of the steps before `end`; *done: it is over. */
-static ek_status end_spreading(struct run *run, int64_t end, struct ek__bulk *wait, bool *done) {
+static ek_status end_spreading(struct ek__between_run *run, int64_t end, struct ek__bulk *wait,
+                               bool *done) {
   const struct ek__between *self = run->self;
   *done = true;
   for (; run->spread < end; run->spread++) {
-    EK_TRY(are_done(run, SPREADING + (size_t)(run->spread % 2), wait, done));
+    EK_TRY(are_done(run, EK__BETWEEN_SPREADING + (size_t)(run->spread % 2), wait, done));
     if (!*done) return EK_OK;
     for (size_t i = 0; i < self->peers; i++) {
       copy_to_members(run, spread_of(run, peer_of(self, i), run->spread), 0);
@@ -389,7 +296,7 @@ static ek_status end_spreading(struct run *run, int64_t end, struct ek__bulk *wa
 
 /* ---- both ---- */
 
-static int64_t steps_of(const struct run *run) {
+static int64_t steps_of(const struct ek__between_run *run) {
   const int64_t most = (int64_t)(run->piece / run->element);
   int64_t longest = 0;
   for (size_t p = 0; p <= run->self->peers; p++) {
@@ -399,10 +306,10 @@ static int64_t steps_of(const struct run *run) {
   return longest / most + (longest % most != 0);
 }
 
-static ek_status begin_run(struct run *run) {
+static ek_status begin_run(struct ek__between_run *run) {
   const struct ek__between *self = run->self;
   if (run->rode) return EK_OK;
-  if (needs_adding(run->what)) {
+  if (ek__between_adds(run->what)) {
     run->steps = steps_of(run);
     run->rounds = run->steps * rounds_of(run);
     EK_TRY(begin_round(run, 0));
@@ -410,20 +317,21 @@ static ek_status begin_run(struct run *run) {
   }
   for (size_t k = 0; k < self->members; k++) {
     const size_t rank = self->first_rank + k;
-    copy_to_members(run, (struct range){edge(run, rank), edge(run, rank + 1)}, k);
+    copy_to_members(
+        run, (struct range){ek__between_edge(run, rank), ek__between_edge(run, rank + 1)}, k);
   }
   run->steps = 1;
   return begin_spreading(run, 0);
 }
 
 /* The rounds of adding from `run->round` on; *done: they are over. */
-static ek_status advance_adding(struct run *run, struct ek__bulk *wait, bool *done) {
-  const bool spreads = needs_spreading(run->what);
+static ek_status advance_adding(struct ek__between_run *run, struct ek__bulk *wait, bool *done) {
+  const bool spreads = ek__between_spreads(run->what);
   for (*done = true; run->round < run->rounds; run->round++, run->added = false) {
     const int64_t rounds = rounds_of(run), step = run->round / rounds;
     const bool whole = run->round % rounds == rounds - 1;
     if (!run->added) {
-      EK_TRY(are_done(run, ADDING + (size_t)(run->round % 2), wait, done));
+      EK_TRY(are_done(run, EK__BETWEEN_ADDING + (size_t)(run->round % 2), wait, done));
       if (!*done) return EK_OK;
       if (whole && !run->failed) note(run, add_piece(run, step));
       run->added = true;
@@ -438,13 +346,14 @@ static ek_status advance_adding(struct run *run, struct ek__bulk *wait, bool *do
   return EK_OK;
 }
 
-static ek_status advance_run(struct run *run, struct ek__bulk *wait, bool *done) {
+static ek_status advance_run(struct ek__between_run *run, struct ek__bulk *wait, bool *done) {
   EK_TRY(advance_adding(run, wait, done));
-  return *done && needs_spreading(run->what) ? end_spreading(run, run->steps, wait, done) : EK_OK;
+  return *done && ek__between_spreads(run->what) ? end_spreading(run, run->steps, wait, done)
+                                                 : EK_OK;
 }
 
 /* What came with the conversation. */
-static void add_rides(struct run *run) {
+static void add_rides(struct ek__between_run *run) {
   struct ek__between *self = run->self;
   ek_device *device = ek_group_device(self->group, 0);
   const size_t bytes = (size_t)run->what->count * run->element;
@@ -483,18 +392,18 @@ static ek_status add_inside(const struct ek__between *self, const struct ek__col
 
 static ek_status begin_share(struct ek__between *self, size_t k) {
   const struct ek__collective *what = &self->what;
-  struct run *run = &self->run;
+  struct ek__between_run *run = &self->run;
   const bool failed = run->failed;
-  *run = (struct run){.self = self,
-                      .what = &run->part,
-                      .data = &run->range,
-                      .element = ek__type_size(what->type),
-                      .piece = self->piece,
-                      .failed = failed,
-                      .share = k,
-                      .part = {.kind = EK__ALL_REDUCE,
-                               .count = what->offsets[k + 1] - what->offsets[k],
-                               .type = what->type}};
+  *run = (struct ek__between_run){.self = self,
+                                  .what = &run->part,
+                                  .data = &run->range,
+                                  .element = ek__type_size(what->type),
+                                  .piece = self->piece,
+                                  .failed = failed,
+                                  .share = k,
+                                  .part = {.kind = EK__ALL_REDUCE,
+                                           .count = what->offsets[k + 1] - what->offsets[k],
+                                           .type = what->type}};
   run->range = (char *)self->data[k] + (size_t)what->offsets[k] * run->element;
   note(run, add_inside(self, what, self->data, k));
   return begin_run(run);
@@ -509,21 +418,22 @@ ek_status ek__between_meet(struct ek__between *between, uint64_t communicator,
   with.data = data[0];
   return ek__place_meet(between->place, communicator, &with,
                         shares ? between->devices : between->ranks, between->buffers[0].data,
-                        ride_of(between, what));
+                        ek__between_ride(between, what));
 }
 
 ek_status ek__between_begin(struct ek__between *between, const struct ek__collective *what,
                             void *const *data) {
-  struct run *run = &between->run;
+  struct ek__between_run *run = &between->run;
   between->what = *what;
   between->data = data;
-  *run = (struct run){.self = between,
-                      .what = &between->what,
-                      .data = data,
-                      .element = ek__type_size(what->type),
-                      .piece = between->piece,
-                      .folds = between->folds && needs_adding(what) && folds_type(what->type),
-                      .rode = ride_of(between, what) > 0};
+  *run = (struct ek__between_run){.self = between,
+                                  .what = &between->what,
+                                  .data = data,
+                                  .element = ek__type_size(what->type),
+                                  .piece = between->piece,
+                                  .folds = between->folds && ek__between_adds(what) &&
+                                           ek__between_folds_type(what->type),
+                                  .rode = ek__between_ride(between, what) > 0};
   if (between->reach == EK__REACH_SHARES) return begin_share(between, 0);
   if (run->folds) run->piece = run->piece / 128 * 64; /* half: what is sent is in buffers as well */
   if (run->rode) add_rides(run);
@@ -531,7 +441,7 @@ ek_status ek__between_begin(struct ek__between *between, const struct ek__collec
 }
 
 ek_status ek__between_advance(struct ek__between *between, struct ek__bulk *bulk, bool *done) {
-  struct run *run = &between->run;
+  struct ek__between_run *run = &between->run;
   for (;;) {
     EK_TRY(advance_run(run, bulk, done));
     if (!*done) return EK_OK;
@@ -553,143 +463,3 @@ ek_status ek__between_finish(struct ek__between *between) {
 }
 
 bool ek__between_went_well(const struct ek__between *between) { return !between->run.failed; }
-
-/* ---- counting ---- */
-
-/* Elements that a process with ranks first .. end - 1 sends: for each of its `copies` devices what
- * is the others' to add up, and its own range to each of them. */
-static int64_t elements_sent(const struct run *run, size_t first, size_t end, size_t copies) {
-  const int64_t own = edge(run, end) - edge(run, first);
-  int64_t sent = 0;
-  if (needs_adding(run->what)) sent += (run->what->count - own) * (int64_t)copies;
-  if (needs_spreading(run->what)) sent += own * (int64_t)run->self->peers;
-  return sent;
-}
-
-bool ek__between_in_host(const ek_group *group) {
-  return strcmp(ek_device_planner(ek_group_device(group, 0)), "plan") == 0;
-}
-
-struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach reach, bool urgent,
-                                       const struct ek__collective *what) {
-  const size_t devices = ek_group_size(group), world = ek__group_world_size(group);
-  const size_t first = ek__group_first_rank(group);
-  const size_t processes = (world + devices - 1) / devices;
-  const bool shares = reach == EK__REACH_SHARES;
-  struct ek__between place = {.ranks = shares ? processes : world,
-                              .peers = processes - 1,
-                              .urgent = urgent,
-                              .rounds = devices};
-  struct run run = {.self = &place, .what = what};
-  const bool in_host = ek__between_in_host(group);
-  const bool folds = in_host && !shares && devices > 1 && folds_type(what->type) &&
-                     needs_adding(what) && !ek_group_is_deterministic(group);
-  struct ek__traffic traffic = {0, (unsigned)needs_adding(what) + (unsigned)needs_spreading(what)};
-  int64_t elements = 0;
-  if (processes == 1 || reach == EK__REACH_PROCESS) return traffic;
-  place.piece = piece_bytes(place.ranks);
-  if (in_host && ride_of(&place, what) > 0) {
-    return (struct ek__traffic){ride_of(&place, what) * place.peers, 0};
-  }
-  if (folds && what->kind == EK__ALL_REDUCE) {
-    place.ranks = processes;
-    elements = elements_sent(&run, first / devices, first / devices + 1, 1);
-  } else if (!shares) {
-    elements = elements_sent(&run, first, first + devices, in_host && !folds ? devices : 1);
-  }
-  for (size_t k = 0; k < devices && shares; k++) {
-    const struct ek__collective part = {.kind = EK__ALL_REDUCE,
-                                        .count = what->offsets[k + 1] - what->offsets[k]};
-    run.what = &part;
-    elements += elements_sent(&run, first / devices, first / devices + 1, 1);
-    traffic.halves = 2;
-  }
-  traffic.bytes = (uint64_t)elements * ek__type_size(what->type);
-  return traffic;
-}
-
-/* ---- opening ---- */
-
-static const char memory_of[] = "a communicator between processes";
-
-ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group, enum ek__reach reach) {
-  const bool shares = reach == EK__REACH_SHARES;
-  const size_t members = ek_group_size(group);
-  const size_t ranks = ek__group_world_size(group) / (shares ? members : 1);
-  const size_t others = 2 * (ranks - (shares ? 1 : members));
-  const size_t blocks = (others + members - 1) / members;
-  const int64_t count = (int64_t)(blocks * piece_bytes(ranks) / sizeof(float));
-  for (size_t k = 0; k < members; k++) {
-    EK_TRY(ek_tensor_create(&buffers[k], ek_group_device(group, k), EK_MEMORY_COMMUNICATION, EK_F32,
-                            1, &count));
-  }
-  return EK_OK;
-}
-
-static ek_status allocate(struct ek__between *self) {
-  const size_t moves = SETS * self->peers;
-  EK_TRY(ek__new(&self->moves, moves, sizeof *self->moves, memory_of));
-  EK_TRY(ek__new(&self->lists, moves, sizeof *self->lists, memory_of));
-  const size_t sources = self->ranks > self->devices ? self->ranks : self->devices;
-  EK_TRY(ek__new(&self->destinations, self->members, sizeof *self->destinations, memory_of));
-  EK_TRY(ek__new(&self->sources, sources, sizeof *self->sources, memory_of));
-  EK_TRY(ek__new(&self->buffers, self->devices, sizeof *self->buffers, memory_of));
-  for (size_t i = 0; i < moves; i++) self->lists[i] = &self->moves[i];
-  return ek__between_reserve(self->buffers, self->group, self->reach);
-}
-
-/* Which ranks each process has. */
-static ek_status place_ranks(struct ek__between *self) {
-  const bool shares = self->reach == EK__REACH_SHARES;
-  const size_t own = ek_world_process(self->world);
-  EK_TRY(ek__new(&self->first, self->peers + 2, sizeof *self->first, memory_of));
-  for (size_t p = 0; p <= self->peers; p++) {
-    const size_t count =
-        ek__place_first_rank(self->place, p + 1) - ek__place_first_rank(self->place, p);
-    self->first[p + 1] = self->first[p] + (shares ? 1 : count);
-    if (self->first[p + 1] - self->first[p] > self->rounds) {
-      self->rounds = self->first[p + 1] - self->first[p];
-    }
-  }
-  self->folds = !shares && self->rounds > 1 && !ek_group_is_deterministic(self->group);
-  self->first_rank = self->first[own];
-  self->members = self->first[own + 1] - self->first[own];
-  self->ranks = self->first[self->peers + 1];
-  self->piece = piece_bytes(self->ranks);
-  return EK_OK;
-}
-
-ek_status ek__between_open(struct ek__between **between, ek_group *group, enum ek__reach reach,
-                           bool urgent) {
-  struct ek__between *self = NULL;
-  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
-  self->place = ek__group_place(group);
-  self->world = ek__group_world(group);
-  self->group = group;
-  self->reach = reach;
-  self->urgent = urgent;
-  self->devices = ek_group_size(group);
-  self->peers = ek_world_processes(self->world) - 1;
-  ek_status status = place_ranks(self);
-  if (status == EK_OK) status = allocate(self);
-  if (status == EK_OK) {
-    *between = self;
-  } else {
-    ek__between_close(self);
-  }
-  return status;
-}
-
-void ek__between_close(struct ek__between *between) {
-  if (between == NULL) return;
-  for (size_t k = 0; k < between->devices && between->buffers != NULL; k++) {
-    ek_tensor_free(&between->buffers[k]);
-  }
-  ek__free(between->buffers);
-  ek__free(between->first);
-  ek__free(between->sources);
-  ek__free(between->destinations);
-  ek__free(between->lists);
-  ek__free(between->moves);
-  ek__free(between);
-}
