@@ -1,6 +1,6 @@
 /*
  * pass_internal.h - a pass from the inside: shared by pass.c, what it gives to a module, run.c,
- * which runs modules, and contract.c, which checks what they do.
+ * which runs modules, children.c, which is asked to, and contract.c, which checks what they do.
  */
 #ifndef EK_PASS_INTERNAL_H
 #define EK_PASS_INTERNAL_H
@@ -248,6 +248,21 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
 size_t ek__record_find(const ek_pass *pass, const struct ek__node *node);
 /* Forgets the record and those above it; drops the tensors saved since it began. */
 void ek__record_drop(ek_pass *pass, size_t record);
+
+/* The number of inputs of a forward; a predict has none of the targets. */
+static inline size_t ek__node_given(const struct ek__node *node, bool predict) {
+  return node->inputs - (predict ? node->targets : 0);
+}
+
+/* A child of the frame on top. */
+ek_status ek__child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
+                         size_t child);
+/* Runs a module whose tensors have been checked, in a frame of its own: in the type that the
+ * options ask for, or in the caller's; and the backward of its last forward. */
+ek_status ek__run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                          ek_tensor *outputs, const ek_child_options *options, bool predict);
+ek_status ek__run_backward(ek_pass *pass, const struct ek__node *node,
+                           const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
 /* Checks a place for the totals of a forward of `node`. */
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,

@@ -34,11 +34,6 @@ static ek_status check_type(const struct ek__node *node, ek_type values) {
                          ek__node_path(path, node));
 }
 
-/* A predict has none of the targets. */
-static size_t inputs_of(const struct ek__node *node, bool predict) {
-  return node->inputs - (predict ? node->targets : 0);
-}
-
 /* A criterion that has not called ek_pass_totals() has put its totals elsewhere. */
 static ek_status place_totals(ek_pass *pass, ek_tensor *given, const ek_tensor *totals) {
   if (totals == NULL || (given->memory == totals->memory && given->data == totals->data)) {
@@ -170,20 +165,15 @@ static void give_back(const ek_pass *pass, const struct ek__node *node) {
   if (pass->lender != NULL && pass->lender->leave != NULL) pass->lender->leave(pass->lender, node);
 }
 
-static ek_status rest(const ek_pass *pass, bool last) {
-  if (pass->lender == NULL || pass->lender->rest == NULL) return EK_OK;
-  return pass->lender->rest(pass->lender, last);
-}
-
 /* ---- one call ---- */
 
 /* A call of a module's function, until its results have been checked. */
 struct call {
   struct ek__frame frames[2]; /* its own, and one for a child that it enters */
   const char *function;
-  uint64_t errors;        /* the thread's ek__error_number() before it */
-  struct ek__place place; /* what is taken is whose, before it */
-  bool tf32;              /* whether products may round, before it */
+  uint64_t errors;             /* the thread's ek__error_number() before it */
+  struct ek__place place;      /* what is taken is whose, before it */
+  bool tf32;                   /* whether products may round, before it */
   struct ek__track_span *span; /* NULL where nothing is traced, and no tool listens */
 };
 
@@ -216,9 +206,8 @@ static void begin(struct call *call, ek_pass *pass, const char *function) {
   call->tf32 =
       ek_stream_allow_tf32(ek_pass_stream(pass), call->frames->precision == EK_PRECISION_TF32);
   call->place = *here;
-  *here = (struct ek__place){.device = ek_pass_device(pass),
-                             .holder = &node->holder,
-                             .function = function};
+  *here = (struct ek__place){
+      .device = ek_pass_device(pass), .holder = &node->holder, .function = function};
 }
 
 /* The module on top does another's work. */
@@ -307,7 +296,7 @@ static ek_status forward_in_type(struct call *call, ek_pass *pass, ek_tensor *gi
   size_t record = 0;
   EK_TRY(prepare(call->frames, &record, pass, options, predict));
   begin(call, pass, predict ? "predict" : frame->backward ? "forward again" : "forward");
-  ek_status status = ek__check_inputs(pass, frame->inputs, inputs_of(node, predict));
+  ek_status status = ek__check_inputs(pass, frame->inputs, ek__node_given(node, predict));
   if (status == EK_OK) {
     status = run(call, pass, frame->backward ? EK__WAY_AGAIN : EK__WAY_FORWARD,
                  predict ? ops->predict : ops->forward, frame->inputs, given);
@@ -327,7 +316,7 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
                         ek_tensor *outputs, const struct ways *ways,
                         const ek_child_options *options, bool predict, size_t kept) {
   const ek_type type = ek_precision_type(ways->precision), outer = ek_precision_type(ways->outer);
-  const size_t input_count = inputs_of(node, predict);
+  const size_t input_count = ek__node_given(node, predict);
   const size_t count = predict ? node->predictions : node->outputs;
   ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
   struct call call;
@@ -360,8 +349,8 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
 }
 
 /* In the type that was asked for, or the caller's. */
-static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs, const ek_child_options *options, bool predict) {
+ek_status ek__run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                          ek_tensor *outputs, const ek_child_options *options, bool predict) {
   const struct ek__frame *caller = pass->frame;
   const struct ways ways = options->precision != EK_PRECISION_DEFAULT
                                ? ways_of(node, options->precision, options->precision)
@@ -404,8 +393,8 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
 }
 
 /* If the record of the forward has a cast, gradients are converted the other way. */
-static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
-                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+ek_status ek__run_backward(ek_pass *pass, const struct ek__node *node,
+                           const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const size_t record = ek__record_find(pass, node);
   ek_tensor inside[EK_MAX_TENSORS], given[EK_MAX_INPUTS];
   ek_tensor *const wanted = grad_inputs == NULL ? NULL : given;
@@ -487,55 +476,12 @@ ek_status ek_pass_postpone(ek_pass *pass, const ek_tensor *tensors, size_t count
 
 /* ---- children ---- */
 
-static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
-                            size_t child) {
+ek_status ek__child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
+                         size_t child) {
   EK__FAIL_IF(child >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
               "%s: no child number %zu", who, child);
   *node = pass->frame->node->children[child];
   return EK_OK;
-}
-
-ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t child,
-                                     const ek_tensor *inputs, const ek_child_options *options) {
-  static const char *const who = "ek_pass_child_forward";
-  const struct ek__node *node = NULL;
-  ek_child_options o = EK_CHILD_OPTIONS_INIT;
-  EK__NOT_NULL(who, pass, inputs, outputs);
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
-  EK__FAIL_IF(
-      o.precision != EK_PRECISION_DEFAULT && o.precision != EK_PRECISION_F32 &&
-          o.precision != EK_PRECISION_F64 && o.precision != pass->replica->precision,
-      EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who,
-      ek_precision_name(o.precision));
-  EK_TRY(child_node(&node, who, pass, child));
-  EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs));
-  return run_forward(pass, node, inputs, outputs, &o, false);
-}
-
-ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
-                                const ek_tensor *inputs) {
-  return ek_pass_child_forward_with(outputs, pass, child, inputs, NULL);
-}
-
-ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *pass, size_t child,
-                                const ek_tensor *inputs) {
-  static const char *const who = "ek_pass_child_predict";
-  const struct ek__node *node = NULL;
-  const ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  EK__NOT_NULL(who, pass, inputs, outputs);
-  EK_TRY(child_node(&node, who, pass, child));
-  EK_TRY(ek__check_tensors(who, pass, inputs, inputs_of(node, true)));
-  return run_forward(pass, node, inputs, outputs, &options, true);
-}
-
-ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t child,
-                                 const ek_tensor *grad_outputs) {
-  const struct ek__node *node = NULL;
-  EK__NOT_NULL("ek_pass_child_backward", pass, grad_outputs);
-  EK_TRY(child_node(&node, "ek_pass_child_backward", pass, child));
-  EK__FAIL_IF(!pass->frame->saving, EK_ERR_STATE,
-              "ek_pass_child_backward: no gradient is requested");
-  return run_backward(pass, node, grad_outputs, grad_inputs);
 }
 
 ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor *input,
@@ -547,9 +493,8 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
   EK__FAIL_IF(o.precision != EK_PRECISION_DEFAULT || o.promise.totals != NULL,
               EK_ERR_INVALID_ARGUMENT, "%s: options with a precision or totals", who);
-  EK__FAIL_IF(pass->frame->entered, EK_ERR_STATE,
-              "%s: the module is already in a child", who);
-  EK_TRY(child_node(&node, who, pass, child));
+  EK__FAIL_IF(pass->frame->entered, EK_ERR_STATE, "%s: the module is already in a child", who);
+  EK_TRY(ek__child_node(&node, who, pass, child));
   if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));
   struct ek__frame *caller = pass->frame, *entered = caller + 1;
   *entered = *caller;
@@ -582,71 +527,5 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
   EK__FAIL_IF(!pass->frame->entered, EK_ERR_STATE,
               "ek_pass_child_leave: the module has not entered a child");
   leave(pass);
-  return EK_OK;
-}
-
-/* ---- the whole model ---- */
-
-static ek_status run_root(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs,
-                          const char *who, bool predict) {
-  EK__NOT_NULL(who, pass, inputs, outputs);
-  EK__FAIL_IF(pass->stage != EK__PASS_OPENED || (predict && pass->options.gradient), EK_ERR_STATE,
-              "%s: this pass has already run%s", who, predict ? ", or is with gradient" : "");
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  const struct ek__node *root = pass->replica->layout.root;
-  const size_t input_count = inputs_of(root, predict);
-  const size_t output_count = predict ? root->predictions : root->outputs;
-  EK_TRY(ek__layout_check(&pass->replica->layout));
-  EK_TRY(ek__check_tensors(who, pass, inputs, input_count));
-  pass->stage = EK__PASS_BROKEN;
-  ek_tensor given[EK_MAX_TENSORS];
-  options.promise = pass->options.promise;
-  for (size_t i = 0; i < root->inputs - root->targets && options.promise.overwrite_inputs; i++) {
-    pass->lent[i] = inputs[i].memory;
-  }
-  EK_TRY(run_forward(pass, root, inputs, given, &options, predict));
-  const bool charge = predict || root->terms == 0; /* totals are no outputs */
-  ek_status status = ek__charge_outputs(given, charge ? output_count : 0, inputs, input_count);
-  if (status == EK_OK) status = rest(pass, !pass->options.gradient);
-  if (status != EK_OK) {
-    ek__free_all(given, output_count);
-    return status;
-  }
-  memcpy(outputs, given, output_count * sizeof *given);
-  pass->stage = EK__PASS_RAN_FORWARD;
-  return EK_OK;
-}
-
-ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
-  return run_root(outputs, pass, inputs, "ek_pass_run_forward", false);
-}
-
-ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
-  return run_root(outputs, pass, inputs, "ek_pass_run_predict", true);
-}
-
-ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
-                               const ek_tensor *grad_outputs) {
-  EK__NOT_NULL("ek_pass_run_backward", pass, grad_outputs);
-  EK__FAIL_IF(pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient, EK_ERR_STATE,
-              "ek_pass_run_backward: no forward with gradient has run before it, or its "
-              "backward has already run");
-  const struct ek__node *root = pass->replica->layout.root;
-  EK_TRY(ek__layout_check(&pass->replica->layout));
-  EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));
-  EK_TRY(ek__check_grad_outputs(pass, ek__record_find(pass, root), grad_outputs));
-  pass->stage = EK__PASS_BROKEN;
-  ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
-  EK_TRY(ek__pass_complete_early(pass));
-  EK_TRY(run_backward(pass, root, grad_outputs, wanted));
-  ek_status status = ek__postponed_run(pass);
-  if (status == EK_OK) status = ek__pass_complete_rest(pass);
-  if (status == EK_OK) status = rest(pass, true);
-  if (status != EK_OK) {
-    ek__free_all(wanted, root->inputs);
-    return status;
-  }
-  if (wanted != NULL) memcpy(grad_inputs, given, root->inputs * sizeof *given);
-  pass->stage = EK__PASS_RAN_BACKWARD;
   return EK_OK;
 }
