@@ -20,7 +20,8 @@ struct report {
   struct grid *tables[REPORT_TABLES]; /* for people; NULL ends the list */
 };
 
-/* Writes it, in the first process of a world, and frees it. False, after a message, if something could not be written. */
+/* Writes it, in the first process of a world, and frees it. False, after a message, if something
+ * could not be written. */
 bool report_write(struct report *report, const struct options *options);
 
 /* ---- pieces of JSON; memory that runs out ends the program ---- */

@@ -73,7 +73,8 @@ static ek_status take_steps(struct run *run, struct training *training,
     EK_TRY(training_step(training, &loss, &seconds));
     if (i + 1 == warmup + steps && extras->trace != NULL) EK_TRY(ek_trace_stop(training->group));
     if (ek_world_stop_requested(training->task->options->world)) {
-      return ek_error_set(EK_ERR_ABORTED, "stopped after step %zu of %zu by a signal", i + 1, total);
+      return ek_error_set(EK_ERR_ABORTED, "stopped after step %zu of %zu by a signal", i + 1,
+                          total);
     }
     run->skipped_steps = training->skipped_steps;
     run->loss_scale = training->loss_scale;

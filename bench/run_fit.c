@@ -132,7 +132,8 @@ static enum exit_code find_choices(struct choice *choices, size_t *count,
     return good ? EXIT_GOOD : EXIT_OUT_OF_MEMORY;
   }
   const char *message = ek_error_message(), *words = strstr(message, ": ");
-  if (strncmp(message, "ek_", 3) == 0 && words != NULL) message = words + 2; /* no function's name */
+  if (strncmp(message, "ek_", 3) == 0 && words != NULL)
+    message = words + 2; /* no function's name */
   say_error("%s: %s", options->specs[0], message);
   return status == EK_ERR_OUT_OF_MEMORY && *count == 1 ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
 }

@@ -67,8 +67,8 @@ struct ek_data_parallel_optimizer {
 
 ek_status ek__told_open(struct ek__told *told, const ek_data_parallel_model *model);
 void ek__told_close(struct ek__told *told);
-/* All processes add up the norm, or none: before devices wait for each other's, over NCCL. A message
- * only if a call of the program decides. */
+/* All processes add up the norm, or none: before devices wait for each other's, over NCCL. A
+ * message only if a call of the program decides. */
 ek_status ek__norm_agree(const ek_data_parallel_model *model, bool norm);
 /* All processes have come to the update, none with an error; nothing in one process. Ranks then
  * have the totals of the step and, if `norm`, the norm; *numbers is what came with it. */

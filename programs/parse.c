@@ -67,11 +67,19 @@ static bool parse_quantity(double *value, const char *text, size_t length,
 }
 
 bool parse_link(double *bytes, double *seconds, const char *text) {
-  static const struct unit rates[] = {{"B/s", 1},          {"kB/s", 1e3},         {"MB/s", 1e6},
-                                      {"GB/s", 1e9},       {"TB/s", 1e12},        {"bit/s", 1 / 8.0},
-                                      {"kbit/s", 1e3 / 8}, {"Mbit/s", 1e6 / 8},   {"Gbit/s", 1e9 / 8},
-                                      {"Tbit/s", 1e12 / 8}, {NULL, 0}};
-  static const struct unit times[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {NULL, 0}};
+  static const struct unit rates[] = {{"B/s", 1},
+                                      {"kB/s", 1e3},
+                                      {"MB/s", 1e6},
+                                      {"GB/s", 1e9},
+                                      {"TB/s", 1e12},
+                                      {"bit/s", 1 / 8.0},
+                                      {"kbit/s", 1e3 / 8},
+                                      {"Mbit/s", 1e6 / 8},
+                                      {"Gbit/s", 1e9 / 8},
+                                      {"Tbit/s", 1e12 / 8},
+                                      {NULL, 0}};
+  static const struct unit times[] = {
+      {"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {NULL, 0}};
   const size_t length = strcspn(text, ",");
   *seconds = 0;
   if (!parse_quantity(bytes, text, length, rates)) return false;

@@ -376,7 +376,8 @@ ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
   ek_world *world = write->world;
   const uint64_t began = ek__world_begin(world);
   status = ek__checkpoint_wait(write);
-  if (status == EK_OK && write->status != EK_OK) status = ek_error_set(write->status, "%s", write->message);
+  if (status == EK_OK && write->status != EK_OK)
+    status = ek_error_set(write->status, "%s", write->message);
   destroy(write);
   if (status == EK_OK) status = ek__world_agree(world, "at the end of a save", 0);
   return ek__world_end(world, began, status);

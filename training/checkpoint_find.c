@@ -307,7 +307,8 @@ static void note_damage(struct ek__state_files *files, bool *noted) {
 static ek_status open_own(struct ek__state_files *files, const struct ek__state_name *state,
                           struct seen *seen, size_t *seen_count, bool *noted) {
   size_t matches = 0;
-  for (size_t i = 0; i < files->name_count; i++) matches += ek__checkpoint_is_of(&files->names[i], state);
+  for (size_t i = 0; i < files->name_count; i++)
+    matches += ek__checkpoint_is_of(&files->names[i], state);
   EK_TRY(ek__new(&files->list, matches, sizeof *files->list, memory_of));
   for (size_t i = 0; i < files->name_count; i++) {
     const struct ek__state_name *name = &files->names[i];

@@ -31,7 +31,7 @@ struct ek__region {
   const struct ek__state_part *part; /* NULL: it writes nothing */
   size_t first, last;        /* entries order[first] .. order[last - 1] of the part */
   size_t next;               /* the first of them that is not filled to its end */
-  uint64_t page, begin, end; /* of the file: the entries are from `begin` on, which is in this page */
+  uint64_t page, begin, end; /* of the file: entries are from `begin` on, which is in this page */
   size_t piece;              /* bytes that are filled and written at a time; whole pages */
 };
 

@@ -72,7 +72,8 @@ EK__OPTIONS_INIT(ek_data_loader_options, EK_DATA_LOADER_OPTIONS_INIT)
 /* ---- which rows ---- */
 
 /* The position of a batch, and its number of rows in all processes: 0 from `end` on. */
-static void place_batch(int64_t *position, int64_t *rows, const ek_data_loader *self, uint64_t number) {
+static void place_batch(int64_t *position, int64_t *rows, const ek_data_loader *self,
+                        uint64_t number) {
   int64_t begin = 0;
   const bool fits = number <= INT64_MAX && ek__multiply(&begin, (int64_t)number, self->batch) &&
                     ek__add(&begin, begin, self->start);
@@ -123,8 +124,8 @@ static ek_tensor rows_of(const ek_tensor *tensor, int64_t first, int64_t count) 
   return rows;
 }
 
-static ek_status read_rows(const ek_data_loader *self, struct slot *slot, int64_t done, int64_t position,
-                           int64_t count) {
+static ek_status read_rows(const ek_data_loader *self, struct slot *slot, int64_t done,
+                           int64_t position, int64_t count) {
   ek_tensor rows[EK_MAX_INPUTS];
   for (size_t i = 0; i < self->tensor_count; i++) {
     rows[i] = rows_of(&slot->tensors[i], done, count);
@@ -210,14 +211,15 @@ static ek_status check_options(const ek_data_loader_options *o, const ek_trainer
               "ek_data_loader_open: positions %" PRId64 " to %" PRId64
               ", expected 0 or more, and an end after the first",
               o->position, o->end);
-  EK__FAIL_IF(o->ahead > MOST_AHEAD || o->threads < 1 || o->threads > MOST_THREADS,
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_data_loader_open: %zu batches ahead and %zu threads, expected 0 to %d and 1 to %d",
-              o->ahead, o->threads, MOST_AHEAD, MOST_THREADS);
-  EK__FAIL_IF(trainer != NULL && (o->group != NULL || o->micro_batches != 0 || o->grains != 0),
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_data_loader_open: options.group, micro_batches and grains are the trainer's, which is "
-              "given");
+  EK__FAIL_IF(
+      o->ahead > MOST_AHEAD || o->threads < 1 || o->threads > MOST_THREADS, EK_ERR_INVALID_ARGUMENT,
+      "ek_data_loader_open: %zu batches ahead and %zu threads, expected 0 to %d and 1 to %d",
+      o->ahead, o->threads, MOST_AHEAD, MOST_THREADS);
+  EK__FAIL_IF(
+      trainer != NULL && (o->group != NULL || o->micro_batches != 0 || o->grains != 0),
+      EK_ERR_INVALID_ARGUMENT,
+      "ek_data_loader_open: options.group, micro_batches and grains are the trainer's, which is "
+      "given");
   EK__FAIL_IF(o->micro_batches < 0, EK_ERR_INVALID_ARGUMENT,
               "ek_data_loader_open: options.micro_batches is %" PRId64 ", expected 0 or more",
               o->micro_batches);
@@ -264,7 +266,8 @@ ek_status ek_data_loader_open(ek_data_loader **loader, ek_source *source, const 
   EK_TRY(ek__new(&self, 1, sizeof *self + (o.ahead + 1) * sizeof self->slots[0], "a loader"));
   self->process = ek__process_this();
   self->source = ek_source_share(source);
-  self->cut = (struct ek__trainer_cut){o.group, o.micro_batches < 1 ? 1 : o.micro_batches, o.grains};
+  self->cut =
+      (struct ek__trainer_cut){o.group, o.micro_batches < 1 ? 1 : o.micro_batches, o.grains};
   if (trainer != NULL) self->cut = ek__trainer_cut(trainer);
   self->batch = o.batch;
   self->end = o.end;
@@ -349,7 +352,8 @@ ek_status ek_data_loader_seek(ek_data_loader *loader, int64_t position) {
   EK_TRY(ek__process_check(&loader->process, "ek_data_loader_seek"));
   EK__OWNER_ENTER(&loader->owner, "ek_data_loader_seek", "the loader");
   EK__FAIL_IF(position < 0 || (loader->end > 0 && position > loader->end), EK_ERR_INVALID_ARGUMENT,
-              "ek_data_loader_seek: position %" PRId64 ", expected 0 or more, and no more than the end",
+              "ek_data_loader_seek: position %" PRId64
+              ", expected 0 or more, and no more than the end",
               position);
   (void)pthread_mutex_lock(&loader->mutex);
   loader->paused = true;
@@ -365,4 +369,6 @@ ek_status ek_data_loader_seek(ek_data_loader *loader, int64_t position) {
   return EK_OK;
 }
 
-double ek_data_loader_waited(const ek_data_loader *loader) { return loader == NULL ? 0 : loader->waited; }
+double ek_data_loader_waited(const ek_data_loader *loader) {
+  return loader == NULL ? 0 : loader->waited;
+}

@@ -249,8 +249,8 @@ static ek_status write_line(ek_metrics *self) {
 
 /* ---- the file for Prometheus ---- */
 
-static void put_metric(const ek_metrics *self, struct ek__text_file *file, const char *name, const char *type,
-                       const char *help, double value) {
+static void put_metric(const ek_metrics *self, struct ek__text_file *file, const char *name,
+                       const char *type, const char *help, double value) {
   ek__text_format(file, "# HELP evenkeel_%s %s\n# TYPE evenkeel_%s %s\nevenkeel_%s", name, help,
                   name, type, name);
   if (self->world != NULL) {
@@ -296,13 +296,15 @@ static ek_status write_prometheus(ek_metrics *self) {
   put_metric(self, file, "gradient_norm", "gauge", "Norm of the last gradient, before clipping.",
              self->norm);
   put_metric(self, file, "learning_rate", "gauge", "Learning rate of the last step.", self->rate);
-  put_metric(self, file, "tokens_total", "counter", "Tokens that the run has trained on.", self->tokens);
+  put_metric(self, file, "tokens_total", "counter", "Tokens that the run has trained on.",
+             self->tokens);
   put_metric(self, file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
              self->per_second);
   put_metric(self, file, "loss_scale", "gauge", "The loss scale of the last step.", self->scale);
   put_metric(self, file, "skipped_steps_total", "counter", "Steps that changed nothing.",
              (double)self->skipped);
-  put_metric(self, file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);
+  put_metric(self, file, "last_step_timestamp_seconds", "gauge", "When the last step ended.",
+             self->time);
   if (self->world != NULL) {
     put_metric(self, file, "busy_seconds", "gauge",
                "Work of this process in the last step, without waiting.", self->own_busy);

@@ -156,7 +156,8 @@ CALL(convolve_backward) {
 
 /* ---- pool.h: windows of one pixel ---- */
 
-static const ek_pooling one_pixel = {sizeof(ek_pooling), {1, 1}, {1, 1}, {0, 0}, {1, 1}, true, false};
+static const ek_pooling one_pixel = {
+    sizeof(ek_pooling), {1, 1}, {1, 1}, {0, 0}, {1, 1}, true, false};
 
 CALL(max_pool_forward) {
   return (void)p, ek_op_max_pool_forward(s, t[0], t[1], t[2], &one_pixel);
@@ -337,8 +338,8 @@ const struct operation operations[] = {
     OP(layer_norm_forward, OUT("y", "RC", MAY_BE(1 << 3)), OUT("mean", "R", SUM, OPTIONAL),
        OUT("rstd", "R", SUM), IN("x", "RC"), IN("gamma", "C"), IN("beta", "C", OPTIONAL)),
     OP(add_layer_norm_forward, OUT("y", "RC"), OUT("sum", "RC", MAY_BE(1 << 4 | 1 << 5)),
-       OUT("mean", "R", SUM, OPTIONAL), OUT("rstd", "R", SUM), IN("x", "RC"),
-       IN("residual", "RC"), IN("gamma", "C"), IN("beta", "C", OPTIONAL)),
+       OUT("mean", "R", SUM, OPTIONAL), OUT("rstd", "R", SUM), IN("x", "RC"), IN("residual", "RC"),
+       IN("gamma", "C"), IN("beta", "C", OPTIONAL)),
     OP(layer_norm_backward, OUT("dx", "RC", OPTIONAL, MAY_BE(1 << 1 | 1 << 4)),
        IN("residual", "RC", OPTIONAL), OUT("dgamma", "C", SUM, OPTIONAL),
        OUT("dbeta", "C", SUM, OPTIONAL), IN("dy", "RC"), IN("x", "RC"),
@@ -366,15 +367,16 @@ const struct operation operations[] = {
     OP(positions_backward, OUT("dpositions", "PC", SUM), IN("dy", "RC")),
     OP(rotary, UPDATED("x", "BTC", ANY_SHAPE), IN("positions", "BT", I32_BELOW('T'), OPTIONAL)),
     OP(attention_forward, OUT("out", "BTC"), OUT("lse", "BHT", SUM), IN("q", "BTQ")),
-    OP(attention_backward, OUT("dq", "BTQ"), IN("dout", "BTC"), IN("q", "BTQ"),
-       IN("out", "BTC"), IN("lse", "BHT", SUM)),
+    OP(attention_backward, OUT("dq", "BTQ"), IN("dout", "BTC"), IN("q", "BTQ"), IN("out", "BTC"),
+       IN("lse", "BHT", SUM)),
     OP(convolve_forward, OUT("y", "R11K"), OUT("workspace", "J", SUM, OPTIONAL, ANY_SHAPE),
        IN("x", "R11C"), IN("weight", "KC11"), IN("bias", "K", OPTIONAL)),
     OP(convolve_backward, OUT("dx", "R11C", OPTIONAL), OUT("dweight", "KC11", SUM, OPTIONAL),
        OUT("dbias", "K", SUM, OPTIONAL), OUT("workspace", "J", SUM, OPTIONAL, ANY_SHAPE),
        IN("dy", "R11K"), IN("x", "R11C"), IN("weight", "KC11")),
     OP(max_pool_forward, OUT("y", "R11C"), OUT("places", "R11C", I32_BELOW('1')), IN("x", "R11C")),
-    OP(max_pool_backward, OUT("dx", "R11C"), IN("dy", "R11C"), IN("places", "R11C", I32_BELOW('1'))),
+    OP(max_pool_backward, OUT("dx", "R11C"), IN("dy", "R11C"),
+       IN("places", "R11C", I32_BELOW('1'))),
     OP(average_pool_forward, OUT("y", "R11C"), IN("x", "R11C")),
     OP(average_pool_backward, OUT("dx", "R11C"), IN("dy", "R11C")),
     OP(resample_forward, OUT("y", "R11C"), IN("x", "R11C")),
@@ -407,8 +409,8 @@ const struct operation operations[] = {
        IN("square_norm", "1", F64, OPTIONAL, .needed = true, NOT_NEGATIVE),
        OUT("copy", "RC", OPTIONAL, FUZZED(EK_F16))),
     OP(adamw, UPDATED("parameters", "RC", SUM), UPDATED("m", "RC", SUM),
-       UPDATED("v", "RC", SUM, NOT_NEGATIVE),
-       IN("gradients", "RC", .either = true), IN("totals", "2", F64, OPTIONAL, NOT_NEGATIVE),
+       UPDATED("v", "RC", SUM, NOT_NEGATIVE), IN("gradients", "RC", .either = true),
+       IN("totals", "2", F64, OPTIONAL, NOT_NEGATIVE),
        IN("square_norm", "1", F64, OPTIONAL, .needed = true, NOT_NEGATIVE),
        OUT("copy", "RC", OPTIONAL, FUZZED(EK_BF16))),
     OP(square_norm, OUT("result", "1", F64), IN("x", "RC", ANY_SHAPE)),

@@ -1,11 +1,12 @@
 /*
  * all_reduce.c - the bus bandwidth of ek_communicator_all_reduce() between processes, beside
- * MPI_Allreduce of the MPI that it is compiled with. Takes turns: one call of each, again and again.
+ * MPI_Allreduce of the MPI that it is compiled with. Takes turns: one call of each, again and
+ * again.
  *
  *   mpirun -n P evenkeel-all-reduce-MPI [LARGEST] [ROUNDS] [sockets]
  *
- * With `sockets` evenkeel's bytes go over TCP, whose connections are opened by way of MPI_Allgather.
- * For sizes from 1 MiB to LARGEST (256) MiB of f32, one device in each process. Bus bandwidth is
+ * With `sockets` evenkeel's bytes go over TCP; MPI_Allgather opens the connections. For sizes from
+ * 1 MiB to LARGEST (256) MiB of f32, one device in each process. Bus bandwidth is
  * bytes / seconds * 2 (P - 1) / P, as nccl-tests defines it, of the median of ROUNDS (11) calls; a
  * call ends when the slowest process has ended it.
  */
@@ -68,7 +69,8 @@ static ek_status measure(double medians[2], struct bench *bench, int64_t count, 
 
 static ek_status run(struct bench *bench, int64_t largest, int rounds) {
   const double factor = 2.0 * (bench->processes - 1) / bench->processes / 1e9;
-  if (bench->process == 0) printf("%8s %14s %14s %8s\n", "MiB", "MPI GB/s", "evenkeel GB/s", "ratio");
+  if (bench->process == 0)
+    printf("%8s %14s %14s %8s\n", "MiB", "MPI GB/s", "evenkeel GB/s", "ratio");
   for (int64_t mib = 1; mib <= largest; mib *= 4) {
     const int64_t bytes = mib << 20, count = bytes / (int64_t)sizeof(float);
     double medians[2] = {0};
@@ -77,7 +79,8 @@ static ek_status run(struct bench *bench, int64_t largest, int rounds) {
     const ek_status status = measure(medians, bench, count, rounds);
     ek_tensor_free(&bench->tensor);
     EK_TRY(status);
-    const double rate[] = {(double)bytes * factor / medians[0], (double)bytes * factor / medians[1]};
+    const double rate[] = {(double)bytes * factor / medians[0],
+                           (double)bytes * factor / medians[1]};
     if (bench->process == 0) {
       printf("%8d %14.3f %14.3f %8.2f\n", (int)mib, rate[0], rate[1], rate[1] / rate[0]);
     }

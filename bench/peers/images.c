@@ -2,15 +2,15 @@
  * evenkeel-images - losses and times of an image model on one batch, for a comparison with another
  * program (torch2_images.py).
  *
- *     evenkeel-images MODEL WEIGHTS PICTURES TARGETS BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT
- *                     [RECOMPUTE [MODE [NORM]]]
+ *     evenkeel-images MODEL WEIGHTS PICTURES TARGETS BATCH,SIZE,CLASSES STEPS f32|f64|bf16
+ *                     DEVICES OUT [RECOMPUTE [MODE [NORM]]]
  *
- * MODEL is resnet18-small (the beginning for small pictures), resnet18, resnet50 or fcn50. It begins
- * with the WEIGHTS of a safetensors file with torchvision's names, and takes STEPS steps of SGD with
- * a rate of 0.001 and momentum 0.9 on the same batch, in mode replicated, with batch norm over all
- * devices (fcn50 without dropout). PICTURES has f32 numbers [BATCH][SIZE][SIZE][3], TARGETS i32
- * classes of pictures or of pixels. RECOMPUTE is a policy of recompute.h, MODE another mode, NORM
- * `shard` for batch norm over each device's own samples (else `all`). Prints
+ * MODEL is resnet18-small (the beginning for small pictures), resnet18, resnet50 or fcn50. It
+ * begins with the WEIGHTS of a safetensors file with torchvision's names, and takes STEPS steps of
+ * SGD with a rate of 0.001 and momentum 0.9 on the same batch, in mode replicated, with batch norm
+ * over all devices (fcn50 without dropout). PICTURES has f32 numbers [BATCH][SIZE][SIZE][3],
+ * TARGETS i32 classes of pictures or of pixels. RECOMPUTE is a policy of recompute.h, MODE another
+ * mode, NORM `shard` for batch norm over each device's own samples (else `all`). Prints
  * `step K loss L seconds S processor P`, P being the time of all processors; OUT gets the weights
  * after the last step, in the type of the model.
  *
@@ -198,8 +198,9 @@ int main(int argc, char **argv) {
   terminal_start(false);
   if (argc < ARGUMENTS || argc > MOST_ARGUMENTS || !read_task(&task, argv) ||
       !read_rest(&task, argc, argv)) {
-    say_error("usage: evenkeel-images resnet18-small|resnet18|resnet50|fcn50 WEIGHTS PICTURES TARGETS "
-              "BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT [RECOMPUTE [MODE [all|shard]]]");
+    say_error(
+        "usage: evenkeel-images resnet18-small|resnet18|resnet50|fcn50 WEIGHTS PICTURES TARGETS "
+        "BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT [RECOMPUTE [MODE [all|shard]]]");
     return 2;
   }
   if (run(&task) == EK_OK && fflush(stdout) == 0) return 0;

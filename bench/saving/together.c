@@ -14,8 +14,8 @@
  * and each saved state is loaded again by the same processes from the same folders.
  *
  * With MB, each process writes at most MB megabytes in a second, as if it had a link of its own
- * to the file system; without, all of them share the disk of one machine. The file is removed before
- * each save. Each process prints the seconds of its saves, the bytes that
+ * to the file system; without, all of them share the disk of one machine. The file is removed
+ * before each save. Each process prints the seconds of its saves, the bytes that
  * the system counts as written by it, the bytes that it has sent and received, and the seconds of
  * its loads and what it has sent for them. FOLDER and FOLDER.N are made or are empty, and one state
  * stays in each.

@@ -134,9 +134,9 @@ EK_API EK_CHECKED ek_status ek_checkpoint_save(const ek_data_parallel_model *mod
  * The same in the background: copies the state into host memory (as many bytes as the file has, or
  * in a world as this process's region of it) and returns; a thread of its own writes the file. The
  * model may go on, or be freed meanwhile. ek_checkpoint_end() waits until the file is written,
- * returns the result, and frees *write; NULL is legal. In a world of several processes the file gets
- * its name in ek_checkpoint_end(), a call of all of them; a trainer's also after the first step for
- * which all processes have written their regions.
+ * returns the result, and frees *write; NULL is legal. In a world of several processes the file
+ * gets its name in ek_checkpoint_end(), a call of all of them; a trainer's also after the first
+ * step for which all processes have written their regions.
  * In a child of fork() it returns EK_ERR_STATE and frees the child's copy; the parent's save goes
  * on.
  */

@@ -41,17 +41,17 @@
  *                         primitive for f32 as well. matmul-bf16: the primitive for bf16, without
  *                         checking its results first. Without it oneDNN computes f32, and bf16
  *                         where the processor has instructions for it and the check passes.
- *     EVENKEEL_CUDA_LINK  nccl: a group of one GPU sums by NCCL too, which it does not need, so that
- *                         NCCL can be tested on a machine with one GPU. Read each time a `cuda`
- *                         group opens; another value is EK_ERR_INVALID_ARGUMENT.
+ *     EVENKEEL_CUDA_LINK  nccl: a group of one GPU sums by NCCL too, which it does not need, so
+ *                         that NCCL can be tested on a machine with one GPU. Read each time a
+ *                         `cuda` group opens; another value is EK_ERR_INVALID_ARGUMENT.
  *     EVENKEEL_CUDA_CUDNN
  *                         0: attention never uses cuDNN. Read at a group's first attention.
  *     EVENKEEL_CUDA_WARM  0: opening a `cuda` group loads no code and times nothing, for tools that
  *                         slow down each kernel. Code is then loaded in the first steps, epilogues
  *                         of products are not used, and a default capacity has no room for code.
  *     EVENKEEL_CUDA_REGIONS
- *                         1: each tensor on a GPU is a region of memory for compute-sanitizer, which
- *                         then sees its end, and what was not written. The program needs
+ *                         1: each tensor on a GPU is a region of memory for compute-sanitizer,
+ *                         which then sees its end, and what was not written. The program needs
  *                         CUDA_LAUNCH_BLOCKING=1 as well, since a tensor may be freed while work
  *                         that uses it is queued.
  *     NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE

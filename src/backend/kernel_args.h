@@ -270,7 +270,7 @@ struct ek__window_side { /* of pictures and windows, in one direction: windows.h
   int64_t pixels, windows;
   int64_t kernel, stride, padding, dilation; /* not of BILINEAR */
   int64_t count_padding;                     /* of AVERAGE: 1 or 0 */
-  double scale, shift;                       /* of BILINEAR: the place of window i is i scale + shift */
+  double scale, shift;                       /* of BILINEAR: window i is at i scale + shift */
 };
 
 struct ek__window_args { /* backward: y is dx, x is dy */

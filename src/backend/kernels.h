@@ -44,7 +44,7 @@
   ROW(channel_moments, channel, OWN) /* of pieces */                                               \
   ROW(channel_slopes, channel, OWN) /* of pieces */                                                \
   ROW(channel_statistics, channel, OWN) /* of groups of all samples */                             \
-  ROW(channel_running, channel, OWN) /* of all channels */                                           \
+  ROW(channel_running, channel, OWN) /* of all channels */                                         \
   ROW(channel_averages, channel, OWN) /* of groups of all samples, then of channels */             \
   ROW(channel_norm_forward, channel, OWN) /* of rows */                                            \
   ROW(channel_norm_backward, channel, OWN) /* of rows */                                           \

@@ -3,8 +3,8 @@
  * first asked for: the CUDA backend, and MPI.
  *
  * A module is not linked with evenkeel, whose functions may be in a shared library or in the
- * program itself: it gets a table of the functions that it needs, and gives a table of its own. Both
- * sides must have the same version, because the tables are not stable.
+ * program itself: it gets a table of the functions that it needs, and gives a table of its own.
+ * Both sides must have the same version, because the tables are not stable.
  */
 #ifndef EK_LOADER_H
 #define EK_LOADER_H

@@ -63,7 +63,8 @@ static ek_status count_open(ek_communicator **communicator, ek_group *group, enu
   ek_status status = EK_OK;
   EK_TRY(ek__new_copy(&self, &made, sizeof made, "a communicator"));
   /* NCCL has memory of its own; devices that compute in the host's have buffers. */
-  if (ek__between_in_host(group) && ek__group_world_size(group) > devices && reach != EK__REACH_PROCESS) {
+  if (ek__between_in_host(group) && ek__group_world_size(group) > devices &&
+      reach != EK__REACH_PROCESS) {
     status = ek__new(&self->buffers, devices, sizeof *self->buffers, "a communicator");
     if (status == EK_OK) status = ek__between_reserve(self->buffers, group, reach);
   }

@@ -66,10 +66,11 @@ ek_status ek__ring_open_errands(struct ek__ring *self) {
   if (ek__group_world(group) == NULL || self->base.reach == EK__REACH_PROCESS) return EK_OK;
   self->number = ek__place_number(ek__group_place(group));
   if (self->link != NULL) return EK_OK;
-  EK__FAIL_IF(self->queues, EK_ERR_UNSUPPORTED,
-              "ek_communicator_open: %s does not reach the devices of other processes; NCCL does, if "
-              "each device is a GPU of its own",
-              self->table.name);
+  EK__FAIL_IF(
+      self->queues, EK_ERR_UNSUPPORTED,
+      "ek_communicator_open: %s does not reach the devices of other processes; NCCL does, if "
+      "each device is a GPU of its own",
+      self->table.name);
   for (size_t i = 0; i < EK__RING; i++) {
     struct ek__ring_slot *slot = &self->ring[i];
     slot->of = self;

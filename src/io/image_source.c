@@ -224,11 +224,12 @@ static ek_status read_idx(const struct file *file, uint64_t size, int least, int
               file->path, size);
   EK_TRY(ek__file_read(file->file, file->path, header, 4, 0));
   const int rank = header[3];
-  EK__FAIL_IF(header[0] != 0 || header[1] != 0 || header[2] != 8 || rank < least || rank > most,
-              EK_ERR_CORRUPT,
-              "%s: begins with %02x %02x %02x %02x, expected an IDX file of u8 (00 00 08) with %d to "
-              "%d dimensions",
-              file->path, header[0], header[1], header[2], header[3], least, most);
+  EK__FAIL_IF(
+      header[0] != 0 || header[1] != 0 || header[2] != 8 || rank < least || rank > most,
+      EK_ERR_CORRUPT,
+      "%s: begins with %02x %02x %02x %02x, expected an IDX file of u8 (00 00 08) with %d to "
+      "%d dimensions",
+      file->path, header[0], header[1], header[2], header[3], least, most);
   *begin = 4 + 4 * rank;
   if (size >= (uint64_t)*begin) {
     EK_TRY(ek__file_read(file->file, file->path, header, (size_t)*begin, 0));
@@ -253,8 +254,8 @@ static ek_status open_idx(struct images *self, const char *pictures, const char 
   EK_TRY(add_file(self, classes, &size));
   EK_TRY(read_idx(&self->files[1], size, 1, 1, labels, &self->class_begin));
   EK__FAIL_IF(labels[0] != sizes[0], EK_ERR_SHAPE,
-              "%s has %" PRId64 " pictures, and %s %" PRId64 " classes", pictures, sizes[0], classes,
-              labels[0]);
+              "%s has %" PRId64 " pictures, and %s %" PRId64 " classes", pictures, sizes[0],
+              classes, labels[0]);
   self->stride = sizes[1] * sizes[2] * sizes[3]; /* fits: the product of all does */
   EK__FAIL_IF(self->stride == 0 || sizes[0] == 0, EK_ERR_SHAPE, "%s has no pixels", pictures);
   EK__FAIL_IF(self->stride > MOST_BYTES, EK_ERR_UNSUPPORTED,
@@ -351,11 +352,11 @@ ek_status ek_image_scaling(ek_input_scaling *scaling, const double *mean, const 
               EK_MAX_CHANNELS);
   ek_input_scaling made = {.channels = channels};
   for (int64_t c = 0; c < channels; c++) {
-    EK__FAIL_IF(!isfinite(mean[c]) || !isfinite(deviation[c]) || deviation[c] <= 0,
-                EK_ERR_INVALID_ARGUMENT,
-                "ek_image_scaling: channel %" PRId64 " has mean %g and deviation %g, expected finite "
-                "numbers, and a deviation above 0",
-                c, mean[c], deviation[c]);
+    EK__FAIL_IF(
+        !isfinite(mean[c]) || !isfinite(deviation[c]) || deviation[c] <= 0, EK_ERR_INVALID_ARGUMENT,
+        "ek_image_scaling: channel %" PRId64 " has mean %g and deviation %g, expected finite "
+        "numbers, and a deviation above 0",
+        c, mean[c], deviation[c]);
     made.scale[c] = 1 / (255 * deviation[c]);
     made.offset[c] = -mean[c] / deviation[c];
   }

@@ -138,7 +138,10 @@ static ek_status copy_all(ek_safetensors_writer *self, const ek_safetensors_entr
   return lay_out(self);
 }
 
-enum { PREFIX = 8, READ_PIECE = 1 << 18 }; /* bytes: of the length of the header's text; of a read */
+enum {
+  PREFIX = 8,
+  READ_PIECE = 1 << 18
+}; /* bytes: of the length of the header's text; of a read */
 
 static ek_status make_header(ek_safetensors_writer *self) {
   size_t length = 0;

@@ -29,8 +29,8 @@ ek_status ek__started_by(struct ek__started *started, const char *name);
 ek_status ek__started_host(const char **host, char room[256], uint16_t *port,
                            const struct ek__started *started);
 
-/* What all processes of the job have in common, and no other job; `count` texts, some of them may be
- * NULL. With EVENKEEL_WORLD_TOKEN that alone. */
+/* What all processes of the job have in common, and no other job; `count` texts, some of them may
+ * be NULL. With EVENKEEL_WORLD_TOKEN that alone. */
 enum { EK__JOB_TEXTS = 5 };
 size_t ek__started_job(const char *texts[EK__JOB_TEXTS], const struct ek__started *started);
 

@@ -22,10 +22,10 @@ void ek__by_name(struct ek__meeting *meeting, struct ek__by_name *name);
 
 /*
  * By a file on a file system that all share. Process 0 writes the file beside its name and renames
- * it, so a file is whole, and one that an earlier job left is replaced. What an earlier job wrote is
- * refused where it leads, and then the others read the file again. Process 0 removes the file when
- * all have come. The file system must make a renamed file visible to the other machines before the
- * limit (NFS: some seconds).
+ * it, so a file is whole, and one that an earlier job left is replaced. What an earlier job wrote
+ * is refused where it leads, and then the others read the file again. Process 0 removes the file
+ * when all have come. The file system must make a renamed file visible to the other machines before
+ * the limit (NFS: some seconds).
  */
 struct ek__by_file {
   const char *path;

@@ -18,7 +18,8 @@ struct ek__mpi_table {
 #define EK__MPI_ENTRY "ek_mpi_module"
 
 /* Which mpirun started this process, by its environment: *mpi is "openmpi", "mpich" or NULL (none),
- * and *processes how many it started. EK_ERR_INVALID_ARGUMENT: the variables contradict each other. */
+ * and *processes how many it started. EK_ERR_INVALID_ARGUMENT: the variables contradict each
+ * other. */
 ek_status ek__mpi_started(const char **mpi, size_t *processes);
 
 /*

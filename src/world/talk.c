@@ -459,10 +459,11 @@ ek_status ek__world_same(ek_world *world, const char *doing, const char *lines) 
   }
   if (differ) {
     const int64_t shown = world->words[1];
-    status = shown < 0 || shown > LONGEST_LINES
-                 ? ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE,
-                                                       "%s: process 0 sent no valid message", doing))
-                 : compare_lines(world, doing, lines, (size_t)shown);
+    status =
+        shown < 0 || shown > LONGEST_LINES
+            ? ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE,
+                                                  "%s: process 0 sent no valid message", doing))
+            : compare_lines(world, doing, lines, (size_t)shown);
   }
   ek__world_unlock(world);
   return status;

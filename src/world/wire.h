@@ -2,9 +2,9 @@
  * wire.h - how bytes move between the processes of a world.
  *
  * A wire is a table of functions and its own data. It moves bytes between this process and each
- * other one, and does not interpret them: world_internal.h decides what is sent, in which order, and what a
- * failure means. There are two: `sockets` (mesh.c) and `mpi`, which is a library of its own
- * (mpi_wire.c), loaded when it is asked for.
+ * other one, and does not interpret them: world_internal.h decides what is sent, in which order,
+ * and what a failure means. There are two: `sockets` (mesh.c) and `mpi`, which is a library of its
+ * own (mpi_wire.c), loaded when it is asked for.
  *
  * A move sends bytes to one process and receives bytes from it, either of which may be nothing. The
  * buffers belong to the wire until the move is done. Moves with one process are matched in the

@@ -51,7 +51,7 @@ struct ek_world {
   uint64_t count;             /* conversations so far */
   uint64_t calls;             /* begun since the last one */
   size_t depth;               /* calls that have begun and not ended */
-  uint64_t failed;            /* number of the last that ended in an error of all, from 1; 0: none */
+  uint64_t failed;            /* number of the last that ended in an error of all; 0: none */
   ek_status failure;          /* its status, */
   char told[EK__MESSAGE_SIZE]; /* and its words */
   uint64_t agreed;            /* as `failed`, of those that all processes know of, */

@@ -3,9 +3,9 @@
  *
  *     read_json FILE runs.0.devices.1.peak_bytes      the value
  *     read_json FILE 'runs#'                          how many elements or members it has
- *     read_json FILE                                  all: path, zero byte, value, zero byte; after an
- *                                                     array or object also its path with a "#", and how
- *                                                     many elements or members it has
+ *     read_json FILE                                  all: path, zero byte, value, zero byte; after
+ *                                                     an array or object also its path with a "#",
+ *                                                     and how many elements or members it has
  *
  * Exit code 1 if the file is not JSON or has no such value.
  */

@@ -68,9 +68,11 @@ CK_TEST(worlds_and_links) {
   ck_assert(parse_world(&processes, &devices, "1x1048576"));
   REFUSED(parse_world(&processes, &devices, text), "", "16", "x8", "16x", "0x4", "4x0", "-1x4",
           "4 x2", "4x2x2", "1048577x1", "2x524289", "99999999999999999999999999x1");
-  ck_assert(parse_link(&bytes, &seconds, "25GB/s,5us") && bytes == 25e9 && fabs(seconds - 5e-6) < 1e-12);
+  ck_assert(parse_link(&bytes, &seconds, "25GB/s,5us") && bytes == 25e9 &&
+            fabs(seconds - 5e-6) < 1e-12);
   ck_assert(parse_link(&bytes, &seconds, "100Gbit/s") && bytes == 12.5e9 && seconds == 0);
-  ck_assert(parse_link(&bytes, &seconds, "0.5kB/s,1.5ms") && bytes == 500 && fabs(seconds - 1.5e-3) < 1e-9);
+  ck_assert(parse_link(&bytes, &seconds, "0.5kB/s,1.5ms") && bytes == 500 &&
+            fabs(seconds - 1.5e-3) < 1e-9);
   REFUSED(parse_link(&bytes, &seconds, text), "", "25", "GB/s", "25GB", "25gb/s", "0GB/s", "-1GB/s",
           "25GB/s,", "5us", "25GB/s,5", "25GB/s,0s", "25GB/s,us", "1.2.3GB/s", "25 GB/s",
           "25GB/s,5us,5us");

@@ -12,8 +12,8 @@
  *   CUEMU_DRIVER             13000    version of the driver; 0: there is none
  *   CUEMU_ARCH               90       compute capability: what a block may have of shared memory
  *   CUEMU_PEER               1        0: no device can read another one's memory
- *   CUEMU_BROKEN_PEER        0        1: CUDA says that it can, but what is read directly is NaN; only
- *                                     copies through the host, without peer access, are right
+ *   CUEMU_BROKEN_PEER        0        1: CUDA says that it can, but what is read directly is NaN;
+ *                                     only copies through the host, without peer access, are right
  *   CUEMU_ORDER              0        of CUDA threads and blocks: 0 forward, 1 backward, 2 random
  *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
  *   CUEMU_BLOCK_THREADS      1        2: a grid's blocks on two threads of the system (TSan)
@@ -23,16 +23,18 @@
  *   CUEMU_NCCL_CALL_US       0        what a call for a communicator takes at least
  *   CUEMU_LOAD_DRAINS        0        1: what is loaded at its first use (a kernel, a product of a
  *                                     shape) waits until the device is idle, one after the other
- *   CUEMU_FREE_BLOCKS        0        1: while memory is freed, which waits for all devices, no call
- *                                     of NCCL begins
+ *   CUEMU_FREE_BLOCKS        0        1: while memory is freed, which waits for all devices, no
+ *                                     call of NCCL begins
  *   CUEMU_ALGORITHMS         1        offered by cuBLASLt's heuristic for a product, 1 to 4
- *   CUEMU_WARM               1        0: what is launched while cuemu_warming() is loaded and does not run
+ *   CUEMU_WARM               1        0: what is launched while cuemu_warming() is loaded and does
+ *                                     not run
  *   CUEMU_LATE               0        a kernel that is first used on a device with this many bytes
  *                                     allocated ends the program; 0: it may
  *   CUEMU_NVTX               0        1: a tool listens to NVTX
  *   CUEMU_CUDNN                       1: cuDNN is installed, and faster than any kernel
- *   CUEMU_LAUNCHES                    a file that gets a line for each kernel ("kernel FILE PLACE", of
- *                                     its symbol), product and region of NVTX, as they are queued
+ *   CUEMU_LAUNCHES                    a file that gets a line for each kernel ("kernel FILE PLACE",
+ *                                     of its symbol), product and region of NVTX, as they are
+ *                                     queued
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
  *                                     separated by commas; kinds as below in lower case:
  *                                     memory copy ...

@@ -158,7 +158,8 @@ CK_LOOP(every_call_fails_once, HOST_CALLS * CK_MODES) {
       compare_and_free("undisturbed", &run, &want);
     }
   }
-  host_calls_spare_onednn(ck_precision() == EK_PRECISION_BF16); /* where the processor multiplies it */
+  host_calls_spare_onednn(ck_precision() ==
+                          EK_PRECISION_BF16); /* where the processor multiplies it */
   const int64_t blocks = host_calls_blocks(), maps = host_calls_maps();
   const uint64_t every = ck_every(call == HOST_MEMORY ? 3 : 1);
   uint64_t points = (uint64_t)(_i % CK_MODES) % every;

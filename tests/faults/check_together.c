@@ -480,7 +480,8 @@ static bool try_call(struct side *side, struct ck_training *reader, int n, int64
   if (!ck_went(side->outcome, step(side))) return false;
   if (victim) begin_fault(job.fault, n);
   mine.status = save(side, 1);
-  mine.message = hash_of(1, ek_error_message(), mine.status == EK_OK ? 0 : strlen(ek_error_message()));
+  mine.message =
+      hash_of(1, ek_error_message(), mine.status == EK_OK ? 0 : strlen(ek_error_message()));
   if (victim) mine.calls = end_fault(job.fault);
   if (!find_latest(side, reader, &mine.latest)) return false;
   if (!compare_words(side, &mine, n, now, all)) return false;
@@ -821,8 +822,8 @@ static void measure(struct ck_outcome *outcome, const struct ck_process *process
   close_side(&side);
 }
 
-/* 48 MB of state. Now: five pieces and two for what is exchanged, an eighth of a region each; in the
- * background the region and the two. */
+/* 48 MB of state. Now: five pieces and two for what is exchanged, an eighth of a region each; in
+ * the background the region and the two. */
 CK_TEST(memory_is_that_of_a_region) {
   const char *folder = open_folder(NULL);
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);

@@ -8,8 +8,8 @@
  *   one micro-batch a step: the same bits as replicated, because both add a gradient over the
  *   devices in the devices' order;
  *   several: the same bits as sharded-gradients, which adds each micro-batch over the devices
- *   before the next one, too, and in f64 what replicated gives, except for the rounding of these sums;
- *   on `plan`: the same status, and the same peak on every device to the byte.
+ *   before the next one, too, and in f64 what replicated gives, except for the rounding of these
+ *   sums; on `plan`: the same status, and the same peak on every device to the byte.
  *
  * A device that waits for ever is found by the time limit of libFuzzer or of replay.c.
  */

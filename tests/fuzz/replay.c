@@ -1,8 +1,8 @@
 /*
  * replay.c - the main program of a harness without libFuzzer.
  *
- *     fuzz_X PATH...               runs it over files, and over all files of folders in the order of
- *                                  their names
+ *     fuzz_X PATH...               runs it over files, and over all files of folders in the order
+ *                                  of their names
  *     fuzz_X --random COUNT SEED   runs it over random inputs, each in a process of its own; those
  *                                  that break something are written to fuzz_X-SEED in the working
  *                                  folder, to be run again by their names

@@ -4,8 +4,8 @@
 # leads to every public header and names it once; a check checks a header that exists.
 #
 # It also holds check_options.c to the list of structs that state their size, and
-# check_frozen_structs.c to the list of those that do not; and device.h to the environment variables
-# that the library reads.
+# check_frozen_structs.c to the list of those that do not; device.h to the environment variables that
+# the library reads; and all C to 100 columns.
 #
 # Exceptions follow from what is in a header: one without EK_API and without inline functions (it
 # holds macros, or includes others, as evenkeel.h) has neither source nor check; one with inline
@@ -138,6 +138,11 @@ done < <(declarations | awk '{
   if (wrong || count > 8) print name "(" arguments ")"
   seen++
 } END { if (seen < 250) print "only " seen " functions were found" }')
+
+while IFS= read -r line; do
+  complain "wider than 100 columns: $line"
+done < <(LC_ALL=C.UTF-8 grep -rnE --include='*.c' --include='*.cc' --include='*.h' --include='*.cu' --include='*.cuh' \
+  '^.{101}' src include parallel criterion training check bench programs examples tests 2>/dev/null | cut -c1-120)
 
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do

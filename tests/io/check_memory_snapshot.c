@@ -194,7 +194,8 @@ static void make_folder(void) {
 }
 
 static void record(const ek_group *group, size_t events) {
-  for (size_t k = 0; k < DEVICES; k++) ck_ok(ek_memory_record_start(ek_group_device(group, k), events));
+  for (size_t k = 0; k < DEVICES; k++)
+    ck_ok(ek_memory_record_start(ek_group_device(group, k), events));
 }
 
 /* ---- tests ---- */

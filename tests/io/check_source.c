@@ -177,7 +177,8 @@ CK_TEST(a_part_has_its_samples_in_its_own_order) {
 CK_TEST(a_base_needs_a_table_and_sizes_that_fit) {
   struct numbers made;
   ek_source_ops table = ops;
-  const ek_source_tensor wide[] = {{EK_F64, 3, {INT64_C(1) << 40, INT64_C(1) << 40, 4}}, tensors_of[1]};
+  const ek_source_tensor wide[] = {{EK_F64, 3, {INT64_C(1) << 40, INT64_C(1) << 40, 4}},
+                                   tensors_of[1]};
   const ek_source_tensor deep[] = {{EK_F64, EK_MAX_RANK, {0}}, tensors_of[1]};
   const ek_source_tensor untyped[] = {{(ek_type)0, 0, {0}}, tensors_of[1]};
   const ek_source_tensor negative[] = {{EK_U8, 1, {-1}}, tensors_of[1]};

@@ -173,7 +173,8 @@ CK_TEST(damaged_files_are_named) {
   const ek_tokens_options options = windows(4);
   refused(&options, EK_ERR_NOT_FOUND, "/*.bin: no such file");
   write_tokens("a.bin", 20240520, 1, EK_U16, 0, 20, 21);
-  refused(&options, EK_ERR_CORRUPT, "a.bin: 1064 bytes; its header says 21 tokens, which take 1066");
+  refused(&options, EK_ERR_CORRUPT,
+          "a.bin: 1064 bytes; its header says 21 tokens, which take 1066");
   write_tokens("a.bin", 20240520, 1, EK_U16, 0, 20, 19);
   refused(&options, EK_ERR_CORRUPT, "its header says 19 tokens");
   write_tokens("a.bin", 20240520, 1, EK_U16, 0, 20, -1);
@@ -256,7 +257,8 @@ CK_TEST(random_files_are_refused_or_read) {
     for (uint32_t j = 0; j < 128; j++) ek_random_bits(key, i, j + 1, &bytes[4 * j]);
     if (bits[1] % 3 != 0) bytes[0] = bits[1] % 3 == 1 ? 20240520 : 20240801;
     if (bits[2] % 4 != 0) bytes[1] = bits[1] % 3 == 1 ? 1 : 7;
-    if (bits[3] % 4 != 0 && size > 1024) bytes[2] = (uint32_t)(size - 1024) / (bits[1] % 3 == 1 ? 2 : 4);
+    if (bits[3] % 4 != 0 && size > 1024)
+      bytes[2] = (uint32_t)(size - 1024) / (bits[1] % 3 == 1 ? 2 : 4);
     const int file = open(in_folder("a.bin"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     ck_assert(file >= 0 && write(file, bytes, size) == (ssize_t)size && close(file) == 0);
     const ek_tokens_options options = windows(8);

@@ -1,8 +1,8 @@
 /*
  * model_folder.c FOLDER OUT DEVICES MODE: for model_folder.py, which made the folder with the
- * package transformers, and compares what is left in OUT: the logits of FOLDER/tokens, a folder with
- * the same model, the losses of ten steps of AdamW and a folder after them, and a folder after one
- * step of gradient descent at rate 1, from which the gradients follow.
+ * package transformers, and compares what is left in OUT: the logits of FOLDER/tokens, a folder
+ * with the same model, the losses of ten steps of AdamW and a folder after them, and a folder after
+ * one step of gradient descent at rate 1, from which the gradients follow.
  */
 #include <stdio.h>
 #include <stdlib.h>

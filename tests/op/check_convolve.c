@@ -437,13 +437,18 @@ CK_TEST(bad_options) {
     const char *text;
   } bad[] = {
 #define BAD(status, text, ...) {IS(__VA_ARGS__), EK_ERR_##status, text}
-      BAD(INVALID_ARGUMENT, "kernel is 3 x 0, expected at least 1", {3, 0}, {1, 1}, {1, 1}, {1, 1}, 2),
-      BAD(INVALID_ARGUMENT, "stride is -1 x 1, expected at least 1", {3, 3}, {-1, 1}, {1, 1}, {1, 1}, 2),
-      BAD(INVALID_ARGUMENT, "padding is -1 x 1, expected at least 0", {3, 3}, {1, 1}, {-1, 1}, {1, 1}, 2),
-      BAD(INVALID_ARGUMENT, "dilation is 1 x 0, expected at least 1", {3, 3}, {1, 1}, {1, 1}, {1, 0}, 2),
+      BAD(INVALID_ARGUMENT, "kernel is 3 x 0, expected at least 1", {3, 0}, {1, 1}, {1, 1}, {1, 1},
+          2),
+      BAD(INVALID_ARGUMENT, "stride is -1 x 1, expected at least 1", {3, 3}, {-1, 1}, {1, 1},
+          {1, 1}, 2),
+      BAD(INVALID_ARGUMENT, "padding is -1 x 1, expected at least 0", {3, 3}, {1, 1}, {-1, 1},
+          {1, 1}, 2),
+      BAD(INVALID_ARGUMENT, "dilation is 1 x 0, expected at least 1", {3, 3}, {1, 1}, {1, 1},
+          {1, 0}, 2),
       BAD(INVALID_ARGUMENT, "groups is 0, expected at least 1", {3, 3}, {1, 1}, {1, 1}, {1, 1}, 0),
       BAD(SHAPE, "3 groups do not divide 6 and 4 channels", {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3),
-      BAD(SHAPE, "x is 10 high with its padding, and the kernel 11", {11, 3}, {1, 1}, {1, 1}, {1, 1}, 2),
+      BAD(SHAPE, "x is 10 high with its padding, and the kernel 11", {11, 3}, {1, 1}, {1, 1},
+          {1, 1}, 2),
       BAD(OVERFLOW, "63 bits", {3, 3}, {1, 1}, {1, 1}, {1, INT64_MAX / 2 + 1}, 2),
       BAD(OVERFLOW, "63 bits", {3, 3}, {1, 1}, {1, INT64_MAX / 2}, {1, 1}, 2),
   };

@@ -18,10 +18,10 @@
  *                         -88 the f32 exponential overflows to a result of 0 in place of 2^-121
  *   silu's slope          u (8 s + 12 |x| s (1 - s)): as many roundings in each of the two terms
  *   binary                2 u |y|: one rounding, and the number it is compared with is rounded too
- *   rsqrt                 4 u |y|: the sum (its offset too) errs by 2 u, halved by the root; root and
- *                         quotient round once each
- *   exp                   (|x + c| + |c| + 8) u y: what the exponent rounds by is a relative error of
- *                         the result; 8 u for the function; below 2^-126 the result may be 0
+ *   rsqrt                 4 u |y|: the sum (its offset too) errs by 2 u, halved by the root; root
+ *                         and quotient round once each
+ *   exp                   (|x + c| + |c| + 8) u y: what the exponent rounds by is a relative error
+ *                         of the result; 8 u for the function; below 2^-126 the result may be 0
  *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere
  * For values of 16 bits u is that of f32, and what comes out is rounded once more (ck_fits()).
  */

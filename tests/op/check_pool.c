@@ -211,7 +211,8 @@ CK_RIG_CASES(resampling, c, 2 * SIZES) {
         const int64_t from = ((image * x[1] + p) * x[2] + q) * x[3] + i % x[3];
         if (!is_near(h, to[1], q, x[2], corners)) continue;
         m.y[i] += weight * m.x[from];
-        m.y_size[i] += fabs(m.x[from]); /* a weight has an error of a few units of 1, not of itself */
+        m.y_size[i] +=
+            fabs(m.x[from]); /* a weight has an error of a few units of 1, not of itself */
         m.dx[from] += weight * m.dy[i];
         m.dx_size[from] += fabs(m.dy[i]);
         terms[from]++;
@@ -310,7 +311,8 @@ CK_TEST(bad_options) {
 
 CK_RIG_TEST(shapes_that_do_not_fit, NULL, EK_F32) {
   CK_WITH(ek_pooling, dilated, EK_POOLING_INIT, .dilation[0] = 2);
-  ek_tensor *x = ck_poisoned(rig, CK_SHAPE(2, 4, 6, 3)), *y = ck_poisoned(rig, CK_SHAPE(2, 2, 3, 3));
+  ek_tensor *x = ck_poisoned(rig, CK_SHAPE(2, 4, 6, 3)),
+            *y = ck_poisoned(rig, CK_SHAPE(2, 2, 3, 3));
   ek_tensor *flat = ck_poisoned(rig, CK_SHAPE(8, 3)), *one = ck_poisoned(rig, CK_SHAPE(2, 2, 2, 3));
   ek_tensor *places = ck_blank(rig, EK_I32, CK_SHAPE(2, 2, 3, 3));
   ek_tensor *few = ck_blank(rig, EK_I32, CK_SHAPE(2, 2, 2, 3));

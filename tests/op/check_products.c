@@ -321,8 +321,8 @@ CK_RIG_GRID(padded, s, SIZES, wider, 2) {
   if (cpu && !ck_onednn_primitive(rig->type)) check_padded(rig, size, wider * 3, false);
 }
 
-/* On CUDA a long side whose rows begin at vectors, and which is not made of them, is cut: the result's
- * columns, the gradient's rows, and the terms of dx. */
+/* On CUDA a long side whose rows begin at vectors, and which is not made of them, is cut: the
+ * result's columns, the gradient's rows, and the terms of dx. */
 CK_RIG_LOOP(sides_of_almost_whole_vectors, ck_variants()) {
   static const int64_t size[3] = {5, 16, 1033};
   const int64_t pitch = ek_tensor_aligned_columns(size[2], rig->type);

@@ -23,7 +23,8 @@ CK_UNWATCHED static void turn(const struct ck_rig *rig, const int64_t *size, con
       const double a = x[at], b = x[at + pairs];
       x[at] = (double)(a * cosl(angle) - sign * b * sinl(angle));
       x[at + pairs] = (double)(sign * a * sinl(angle) + b * cosl(angle));
-      bound[at] = bound[at + pairs] = (8 * rig->unit + 0x1p-52 * (double)angle) * (fabs(a) + fabs(b));
+      bound[at] = bound[at + pairs] =
+          (8 * rig->unit + 0x1p-52 * (double)angle) * (fabs(a) + fabs(b));
     }
   }
 }

@@ -5,10 +5,10 @@
  *   row_sum            (C + 3) u sum |a b|: C products, and additions in any order; equal for whole
  *                      numbers
  *   row_mean           (C + 4) u sum |a b| / C: a division more
- *   softmax            2 p (C + 2 t + 16) u + 2^-126 for t = m - x: an exponent rounds by u t, which
- *                      is a relative error; z, the sum, errs by (C + 8) u and by what its terms'
- *                      exponents round by, u t e^-t, at most u log C of a row; doubled for the second
- *                      order
+ *   softmax            2 p (C + 2 t + 16) u + 2^-126 for t = m - x: an exponent rounds by u t,
+ *                      which is a relative error; z, the sum, errs by (C + 8) u and by what its
+ *                      terms' exponents round by, u t e^-t, at most u log C of a row; doubled for
+ *                      the second order
  *   softmax backward   |y| ((C + 3) u sum |dy y| + 3 u (|dy| + |sum|))
  */
 #include "ek_check.h"

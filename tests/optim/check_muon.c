@@ -207,7 +207,8 @@ CK_TEST(options_are_checked) {
   ck_invalid(ek_muon_create(&made, NULL, NULL), "elementwise is NULL");
   ck_invalid(ek_muon_create(&made, clipped, NULL), "clip_norm 0.5");
   ek_muon_options o = EK_MUON_OPTIONS_INIT;
-#define REFUSED(member, value, text) ck_bad(o, member, value, ek_muon_create(&made, adamw, &o), text)
+#define REFUSED(member, value, text)                                                               \
+  ck_bad(o, member, value, ek_muon_create(&made, adamw, &o), text)
   REFUSED(learning_rate, 0, "learning_rate is 0");
   REFUSED(learning_rate, NAN, "learning_rate is");
   REFUSED(momentum, 1, "expected 0 <= momentum < 1");

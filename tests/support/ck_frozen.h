@@ -16,8 +16,9 @@ ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t c
 
 /*
  * A layer with a "weight" and a "bias" of these numbers. Bit 0 of `mask` freezes the weight, bit 1
- * the bias. dx and the gradient of the other one have the bits that they have when both are trained.
- * No memory is taken for a gradient that is not needed, and it is not computed. The input follows.
+ * the bias. dx and the gradient of the other one have the bits that they have when both are
+ * trained. No memory is taken for a gradient that is not needed, and it is not computed. The input
+ * follows.
  */
 #define CK_FROZEN_PAIR(create, mask, weight, bias, ...)                                            \
   ck_frozen_pair(create, mask, weight, bias, (struct ck_input){__VA_ARGS__})

@@ -62,8 +62,8 @@ ek_status ck_process_world(ek_world **world, const struct ck_process *process, d
  * is opened with the first group, with this time limit, and freed when the part ends. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
-/* Declares such a group in a part, which ends here where it cannot be opened. The group is closed at
- * the end of the block, and a failure of that is the part's, too. */
+/* Declares such a group in a part, which ends here where it cannot be opened. The group is closed
+ * at the end of the block, and a failure of that is the part's, too. */
 #define CK_PROCESS_GROUP(name, outcome, process, time_limit)                                       \
   __attribute__((cleanup(ck_process_close))) struct ck_process_group of_part = {outcome, NULL};    \
   if (!ck_went(outcome, ck_process_open(&of_part.group, process, time_limit))) return;             \

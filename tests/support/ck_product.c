@@ -67,7 +67,8 @@ void ck_product_reference(struct ck_rig *rig, double *want, double *bound,
 }
 
 bool ck_onednn_primitive(ek_type type) {
-  const int avx512 = 0x27, bf16 = 0xE7; /* dnnl_cpu_isa_avx512_core, dnnl_cpu_isa_avx512_core_bf16 */
+  const int avx512 = 0x27,
+            bf16 = 0xE7; /* dnnl_cpu_isa_avx512_core, dnnl_cpu_isa_avx512_core_bf16 */
   const char *products = getenv("EVENKEEL_PRODUCTS");
   const bool f32 = products != NULL && strcmp(products, "matmul") == 0;
   const int needed = type == EK_BF16 ? bf16 : avx512;

@@ -18,10 +18,12 @@
  *   EVENKEEL_TEST_DEVICES  the device string to test with instead of the default
  *   EVENKEEL_TEST_TIME_LIMIT  the `time_limit` of groups in seconds; without it the library's own
  *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
- *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are all of them
+ *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are
+ *                          all of them
  *   EVENKEEL_TEST_EVERY    1: if only one call in several fails, each of them does
  *   EVENKEEL_TEST_LIST     set: each test and its number of cases is printed, and nothing runs
- *   EVENKEEL_TEST_PRECISION  bf16 or f16: what models of f32 compute in where a test does not say it (ck_training.h)
+ *   EVENKEEL_TEST_PRECISION  bf16 or f16: what models of f32 compute in where a test does not say
+ *                          it (ck_training.h)
  */
 #ifndef EK_CHECK_H
 #define EK_CHECK_H
@@ -118,7 +120,7 @@
 #define CK_OPS(kind_, forward_, backward_, free_)                                                  \
   .size = sizeof(ek_module_ops), .kind = kind_, .forward = forward_, .backward = backward_,        \
   .free = free_
-/* The same of a module that has nothing to free but itself, and what creates one without members. */
+/* The same of a module that has only itself to free, and what creates one without members. */
 #define CK_PLAIN_OPS(noun, ...)                                                                    \
   static const ek_module_ops noun##_ops = {                                                        \
       CK_OPS(#noun, noun##_forward, noun##_backward, ck_plain_free), __VA_ARGS__}
@@ -232,8 +234,9 @@ TCase *ck_case(Suite *suite, const char *name);
   } while (0)
 
 /*
- * Whether the call fails if the next allocation of the host does, or of the device: number 1, 2, ...
- * in turn, until none is left that fails. A failure must be EK_ERR_OUT_OF_MEMORY and have a message.
+ * Whether the call fails if the next allocation of the host does, or of the device: numbers 1, 2
+ * and so on in turn, until none is left that fails. A failure must be EK_ERR_OUT_OF_MEMORY and have
+ * a message.
  *
  *     uint64_t n = 0;
  *     while (ck_host_fails(&n, ek_x_open(&x))) ck_assert_ptr_null(x);

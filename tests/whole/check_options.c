@@ -543,7 +543,9 @@ CK_LOOP(a_struct_without_what_it_must_have_is_refused, ROWS) {
   const struct row *row = &rows[_i];
   for (size_t size = sizeof(size_t); size < row->oldest; size += sizeof(void *)) {
     void *o = made(row, size);
-    const char *text = strstr(row->name, "_ops") == NULL && row->use != use_ek_advise_task ? "expected" : "is missing";
+    const char *text = strstr(row->name, "_ops") == NULL && row->use != use_ek_advise_task
+                           ? "expected"
+                           : "is missing";
     ck_invalid(row->use(&b, o), text);
     free(o);
   }

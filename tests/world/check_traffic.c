@@ -349,8 +349,8 @@ CK_TEST(the_slowest_process_is_known) {
 
 static atomic_int messages;
 
-/* A norm's sums of a forward, and of a backward, have sizes that no other message has. From the first
- * to the second, buckets are held back; how often one was. */
+/* A norm's sums of a forward, and of a backward, have sizes that no other message has. From the
+ * first to the second, buckets are held back; how often one was. */
 enum { NORMED = 256, HEADER = 16, MOST_HELD = 1000000 };
 #define FORWARD (HEADER + (2 * NORMED + 1) * sizeof(double))
 #define BACKWARD (HEADER + 2 * NORMED * sizeof(double))

@@ -4,10 +4,10 @@
  *
  *     obedient SECONDS FOLDER
  *
- * SECONDS is the time limit of the world. It goes on from the last state in FOLDER, if there is one,
- * and prints "training from STEP" after its first step. SIGTERM in any process stops all after the
- * same step; they save a state in FOLDER and print "stopped after STEP". Evaluations and saves, at
- * once and in the background, go on between steps, so that signals meet these too. An error is
+ * SECONDS is the time limit of the world. It goes on from the last state in FOLDER, if there is
+ * one, and prints "training from STEP" after its first step. SIGTERM in any process stops all after
+ * the same step; they save a state in FOLDER and print "stopped after STEP". Evaluations and saves,
+ * at once and in the background, go on between steps, so that signals meet these too. An error is
  * printed, with the seconds since the last good step.
  */
 #include <signal.h>

@@ -1,12 +1,12 @@
 /*
  * cpu_kept_onednn.c - oneDNN's primitives that each thread keeps: see cpu_kept.h.
  *
- * A primitive is compiled for one shape. Each thread of a team keeps its last EK__KEPT_MOST of them,
- * with the objects that they run on and one piece of scratch memory for all, in its part of the
- * team's scratch (team.h): a step that has run before makes no primitive and takes no lock. Code is
- * shared: oneDNN caches shapes compiled by other threads. A shape that oneDNN does not support is
- * kept too, as a place without a primitive. One thread at a time makes a primitive, because each
- * writes oneDNN's cache (2.6: ThreadSanitizer reports a race of two).
+ * A primitive is compiled for one shape. Each thread of a team keeps its last EK__KEPT_MOST of
+ * them, with the objects that they run on and one piece of scratch memory for all, in its part of
+ * the team's scratch (team.h): a step that has run before makes no primitive and takes no lock.
+ * Code is shared: oneDNN caches shapes compiled by other threads. A shape that oneDNN does not
+ * support is kept too, as a place without a primitive. One thread at a time makes a primitive,
+ * because each writes oneDNN's cache (2.6: ThreadSanitizer reports a race of two).
  *
  * oneDNN (2.6) throws std::bad_alloc if an allocation fails; the border (cpu_onednn.c) turns that
  * into a status, and the operation fails with it. As in cpu_sgemm_onednn.c nothing is compiled

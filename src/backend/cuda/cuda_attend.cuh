@@ -142,7 +142,8 @@ template <class T> struct attended {
     const int64_t row = head % heads * tokens + query;
     ek_random_bits(key, first_sample + (uint32_t)(head / heads),
                    (uint32_t)(row * ((tokens + 3) / 4) + key_token / 4), bits);
-    const uint32_t two = key_token & 1 ? bits[1] : bits[0], more = key_token & 1 ? bits[3] : bits[2];
+    const uint32_t two = key_token & 1 ? bits[1] : bits[0],
+                   more = key_token & 1 ? bits[3] : bits[2];
     return (key_token & 2 ? more : two) >> 8 >= threshold ? factor : S(0);
   }
 };

@@ -8,10 +8,11 @@
  *
  * So a thread that opens or closes closes the gate first. That waits until each clique is even: all
  * its ranks have launched as many collectives. While the gate is closed, or a thread waits for it,
- * no rank launches a collective that no other rank of its clique has launched; those that are behind
- * go on. They catch up, because all devices launch all collectives of a group in one order
- * (host_communicator.c, host_settle). Neither waits longer than a time limit; then all is as without
- * a gate, and ends by the watch. A program's own calls of CUDA know no gate: docs/misuse.md.
+ * no rank launches a collective that no other rank of its clique has launched; those that are
+ * behind go on. They catch up, because all devices launch all collectives of a group in one order
+ * (host_communicator.c, host_settle). Neither waits longer than a time limit; then all is as
+ * without a gate, and ends by the watch. A program's own calls of CUDA know no gate:
+ * docs/misuse.md.
  */
 #include "backend/cuda/cuda_internal.h"
 

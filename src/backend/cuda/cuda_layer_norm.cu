@@ -160,9 +160,9 @@ __device__ __forceinline__ void slopes(pack<S, N> *g, pack<S, N> *n, const pack<
 }
 
 /*
- * A thread's sums for dgamma and dbeta, over its rows, of all its columns. They are kept in units of
- * 16 bytes, and neighbouring threads have neighbouring units. For each team the shared memory of a
- * block has all of dgamma and then all of dbeta.
+ * A thread's sums for dgamma and dbeta, over its rows, of all its columns. They are kept in units
+ * of 16 bytes, and neighbouring threads have neighbouring units. For each team the shared memory of
+ * a block has all of dgamma and then all of dbeta.
  */
 template <class S, int N> struct column_sums {
   static constexpr int U = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N, UNITS = N / U;
@@ -219,7 +219,8 @@ template <class S, int N> struct column_sums {
 };
 
 /* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. The
- * residual is read with dy, before the sums that dx waits for, where it takes half the registers. */
+ * residual is read with dy, before the sums that dx waits for, where it takes half the
+ * registers. */
 template <class T, class S, int N, bool Add, bool Sums>
 __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a) {
   __shared__ S scratch[WARP];

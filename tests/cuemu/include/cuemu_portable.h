@@ -21,8 +21,8 @@
 
 extern "C" {
 /* Queues a kernel. `run(closure)` is one CUDA thread; `release(closure)` is called once, also when
-   the launch fails. `kernel` identifies it for cudaFuncSetAttribute(); `bounded` kernels tell how many
-   threads their blocks may have. */
+   the launch fails. `kernel` identifies it for cudaFuncSetAttribute(); `bounded` kernels tell how
+   many threads their blocks may have. */
 cudaError_t cuemu_launch(const char *name, const void *kernel, bool bounded, void (*run)(void *),
                          void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
                          dim3 block, size_t shared_bytes, cudaStream_t stream);
@@ -62,7 +62,8 @@ inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
 #define CUEMU_BOUNDED false
 #endif
 #define EK_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
-  ::cuemu::launch<CUEMU_BOUNDED>(#kernel, kernel, dim3(grid), dim3(block), (shared_bytes), (stream), __VA_ARGS__)
+  ::cuemu::launch<CUEMU_BOUNDED>(#kernel, kernel, dim3(grid), dim3(block), (shared_bytes),         \
+                                 (stream), __VA_ARGS__)
 #define EK_DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(cuemu_dynamic_shared())
 
 template <class... P>

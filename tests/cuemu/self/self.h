@@ -1,6 +1,6 @@
 /*
- * self.h - what the checks of cuemu itself share: checked calls, memory, streams and events that are
- * freed when the test ends, tests that are registered by their names, the main program.
+ * self.h - what the checks of cuemu itself share: checked calls, memory, streams and events that
+ * are freed when the test ends, tests that are registered by their names, the main program.
  */
 #ifndef CUEMU_SELF_H
 #define CUEMU_SELF_H

@@ -2,9 +2,9 @@
  * between.c - the memory that the processes of a clique share.
  *
  * The process that makes an id makes a file without a name, which the others open through /proc: so
- * nothing is left when all have ended, however they end. An id says the process and the number of the
- * file there. The file stays open until a clique of the id ends in that process, or until FILES more
- * ids have been made.
+ * nothing is left when all have ended, however they end. An id says the process and the number of
+ * the file there. The file stays open until a clique of the id ends in that process, or until FILES
+ * more ids have been made.
  */
 #include "collective.h"
 

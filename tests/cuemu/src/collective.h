@@ -90,8 +90,8 @@ struct ncclComm {
 
 size_t cuemu_nccl_element_bytes(ncclDataType_t type); /* 0: no such type */
 enum performed { DONE, DIFFERENT_PARTS, GIVEN_UP };
-/* Computes the collective for all ranks of this process, which have arrived; the clique's lock is held,
- * and released while other processes are waited for. */
+/* Computes the collective for all ranks of this process, which have arrived; the clique's lock is
+ * held, and released while other processes are waited for. */
 enum performed cuemu_perform(const struct collective *collective, struct clique *clique);
 
 /* ---- between.c ---- */
@@ -102,11 +102,13 @@ ncclResult_t cuemu_make_id(ncclUniqueId *id);
 struct shared *cuemu_map_id(const ncclUniqueId *id);
 void cuemu_unmap(struct shared *shared);
 void cuemu_unmap_id(struct shared *shared); /* at the end of its clique */
-/* Waits until all processes have come here; false if a rank has aborted. The clique's lock is held, and
- * released meanwhile. */
+/* Waits until all processes have come here; false if a rank has aborted. The clique's lock is held,
+ * and released meanwhile. */
 bool cuemu_meet(struct clique *clique);
 
-static inline int cuemu_read(const int *number) { return __atomic_load_n(number, __ATOMIC_ACQUIRE); }
+static inline int cuemu_read(const int *number) {
+  return __atomic_load_n(number, __ATOMIC_ACQUIRE);
+}
 static inline void cuemu_set(int *number) { __atomic_store_n(number, 1, __ATOMIC_RELEASE); }
 static inline bool cuemu_all_joined(const struct clique *clique) {
   return cuemu_read(&clique->shared->joined) >= clique->ranks;

@@ -20,8 +20,8 @@ static __thread char last_error[160];
 
 /* ---- cliques ---- */
 
-/* The clique of the id, a new one if need be, with one more reference; NULL if nothing is known of the
- * id. */
+/* The clique of the id, a new one if need be, with one more reference; NULL if nothing is known of
+ * the id. */
 static struct clique *find_clique(const ncclUniqueId *id, int ranks) {
   pthread_mutex_lock(&cliques_mutex);
   struct clique *clique = cliques;
@@ -106,8 +106,8 @@ bool cuemu_comm_takes(struct ncclComm *comm) {
   return true;
 }
 
-/* Adds the rank to its clique; the clique becomes invalid if two ranks share a device. Devices of other
- * processes are other devices. */
+/* Adds the rank to its clique; the clique becomes invalid if two ranks share a device. Devices of
+ * other processes are other devices. */
 static ncclComm_t join(int ranks, const ncclUniqueId *id, int rank, int device, bool blocking) {
   struct clique *clique = find_clique(id, ranks);
   if (!clique) return NULL;

@@ -5,8 +5,8 @@
  * keep their addresses. Between kernels its block may go to another thread. Every switch is told to
  * the sanitizers. ThreadSanitizer is told that a switch orders nothing, so that what CUDA does not
  * order stays a race; cuemu_acquire() and cuemu_release_to() say what is ordered. This file and the
- * executor are compiled without sanitizers, and with CUEMU_TSAN or CUEMU_ASAN: the bookkeeping of the
- * scheduler is not the program's. AddressSanitizer sees its memcpy() and memset().
+ * executor are compiled without sanitizers, and with CUEMU_TSAN or CUEMU_ASAN: the bookkeeping of
+ * the scheduler is not the program's. AddressSanitizer sees its memcpy() and memset().
  */
 #ifndef CUEMU_FIBER_H
 #define CUEMU_FIBER_H

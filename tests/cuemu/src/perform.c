@@ -52,7 +52,8 @@ struct work {
   char *room;
 };
 
-/* What a rank sends, from element `first` on; of a piece that all processes see, if there are several. */
+/* What a rank sends, from element `first` on; of a piece that all processes see, if there are
+ * several. */
 static const char *sent(const struct work *w, int rank, size_t first) {
   if (w->between) return w->clique->shared->data[rank];
   return (const char *)w->c->part[rank].send + first * w->element;

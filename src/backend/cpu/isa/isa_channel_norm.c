@@ -2,10 +2,10 @@
  * isa_channel_norm.c - normalisation by channels (channel_norm.h).
  *
  * Sums: a vector of channels goes down BLOCK rows with its sums in registers, as doubles; then the
- * next vector of channels goes down the same rows, which are in the cache. Meanwhile the rows of the
- * next block are fetched in their own order: a processor fetches ahead badly where it is led down
- * columns. Every channel has its own lane, so its sum has one order, that of the rows of the piece,
- * on every instruction set. The product of two f32 is exact in f64.
+ * next vector of channels goes down the same rows, which are in the cache. Meanwhile the rows of
+ * the next block are fetched in their own order: a processor fetches ahead badly where it is led
+ * down columns. Every channel has its own lane, so its sum has one order, that of the rows of the
+ * piece, on every instruction set. The product of two f32 is exact in f64.
  *
  * Floor: bytes. Moments read x once, slopes x and dy; forward reads x and writes y, backward reads
  * x and dy and writes dx.

@@ -130,7 +130,8 @@ static void row_averages(const struct row *row, float *g, float *gn) {
   *gn = (v_sum(sum_gn[0] + sum_gn[1]) + rest_gn) / (float)row->width;
 }
 
-/* dgamma and dbeta (NULL: not wanted), element by element; before dx is written, which may be dy. */
+/* dgamma and dbeta (NULL: not wanted), element by element; before dx is written, which may be
+ * dy. */
 static void add_columns(const struct row *row, float *dgamma, float *dbeta) {
   V_EACH(0, row->width, {
     const vec dy = x_get(row->dy + i, n);
