@@ -120,8 +120,9 @@ static ek_status describe(ek_checkpoint_write *self, const ek_checkpoint_options
   EK_TRY(ek__state_check_number(EK_STATE_KIND_STEP, &model->step.taken));
   self->plan = (struct ek__save_plan){.step = model->step.taken,
                                       .position = o.position,
-                                      .keep = o.keep,
-                                      .extras = o.extra_count};
+                                      .keep = o.only ? 1 : o.keep,
+                                      .extras = o.extra_count,
+                                      .only = o.only};
   self->extras = o.extras;
   return list_entries(self, model);
 }
@@ -155,12 +156,12 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
 /* A leader, when the regions of its file are on the disk. Before an older state is removed, the new
  * one is read again: from the disk, because most of it was written past the page cache. */
 static ek_status end_file(ek_checkpoint_write *self) {
-  const size_t keep = (size_t)self->plan.keep;
-  const bool replaces = ek__checkpoint_replaces(self->folder, &self->name, keep);
+  const struct ek__state_stay stay = ek__save_stay(self);
+  const bool replaces = ek__checkpoint_replaces(self->folder, &self->name, &stay);
   const enum ek__read_back rest = self->read_back ? EK__READ_BACK_HEADER : EK__READ_BACK_ALL;
   EK_TRY(ek__safetensors_finish(self->file, replaces ? rest : EK__READ_BACK_NOTHING));
   self->waits = self->apart;
-  if (self->part_count == 1) ek__checkpoint_prune(self->folder, &self->name, keep, NULL, 0);
+  if (self->part_count == 1) ek__checkpoint_prune(self->folder, &self->name, &stay, NULL, 0);
   return EK_OK;
 }
 

@@ -200,36 +200,39 @@ static int64_t first_kept(const struct ek__state_name *names, size_t count, int6
 
 /* Names that a saved state takes the place of, or that are older than what is kept. */
 static bool is_over(const struct ek__state_name *name, const struct ek__state_name *saved,
-                    int64_t kept) {
+                    int64_t kept, bool only) {
   if (name->step == saved->step) return name->save != saved->save;
-  return name->step < kept;
+  return name->step < kept || (only && name->step > saved->step);
 }
 
-bool ek__checkpoint_replaces(const char *folder, const struct ek__state_name *saved, size_t keep) {
+bool ek__checkpoint_replaces(const char *folder, const struct ek__state_name *saved,
+                             const struct ek__state_stay *stay) {
   struct ek__state_name *names = NULL;
   size_t count = 0;
   bool replaces = false;
   if (ek__checkpoint_list(&names, &count, folder) != EK_OK) return true;
-  const int64_t kept = first_kept(names, count, saved->step, keep);
+  const int64_t kept = first_kept(names, count, saved->step, stay->keep);
   for (size_t i = 0; i < count; i++) {
-    replaces = replaces || names[i].step == saved->step || is_over(&names[i], saved, kept);
+    replaces = replaces || names[i].step == saved->step ||
+               is_over(&names[i], saved, kept, stay->only);
   }
   ek__free(names);
   return replaces;
 }
 
 /* A state that cannot be removed stays: the new state is saved, which is what counts. */
-void ek__checkpoint_prune(const char *folder, const struct ek__state_name *saved, size_t keep,
+void ek__checkpoint_prune(const char *folder, const struct ek__state_name *saved,
+                          const struct ek__state_stay *stay,
                           const struct ek__state_name *all, size_t all_count) {
   struct ek__state_name *names = NULL;
   size_t count = 0;
   char path[EK_CHECKPOINT_PATH_SIZE];
   remove_unfinished(folder);
   if (ek__checkpoint_list(&names, &count, folder) != EK_OK) return;
-  const int64_t kept = all == NULL ? first_kept(names, count, saved->step, keep)
-                                   : first_kept(all, all_count, saved->step, keep);
+  const int64_t kept = all == NULL ? first_kept(names, count, saved->step, stay->keep)
+                                   : first_kept(all, all_count, saved->step, stay->keep);
   for (size_t i = 0; i < count; i++) {
-    if (!is_over(&names[i], saved, kept)) continue;
+    if (!is_over(&names[i], saved, kept, stay->only)) continue;
     if (ek__checkpoint_path(path, folder, &names[i]) == EK_OK) (void)unlink(path);
   }
   ek__free(names);

@@ -65,14 +65,22 @@ uint32_t ek__checkpoint_missing(const struct ek__state_name *names, size_t same)
 /* Makes the folder if it does not exist, and syncs it to the disk. */
 ek_status ek__checkpoint_make_folder(const char *folder);
 
-/* Whether a state that is saved with `keep` takes the place of one, or has others removed
- * afterwards. True where that cannot be found out. */
-bool ek__checkpoint_replaces(const char *folder, const struct ek__state_name *saved, size_t keep);
+/* What stays in a folder after a save: `keep` and `only` of ek_checkpoint_options. */
+struct ek__state_stay {
+  size_t keep;
+  bool only;
+};
+
+/* Whether a state that is saved takes the place of one, or has others removed afterwards. True
+ * where that cannot be found out. */
+bool ek__checkpoint_replaces(const char *folder, const struct ek__state_name *saved,
+                             const struct ek__state_stay *stay);
 
 /* Removes all states up to the one that was just saved, except the last `keep`: states of later
- * steps belong to another run. Which states are whole is looked up in `all`, a list of all
+ * steps belong to another run, and go with `only`. Which states are whole is looked up in `all`, a list of all
  * processes' files, or, NULL, in the folder alone. Also removes files of killed saves. */
-void ek__checkpoint_prune(const char *folder, const struct ek__state_name *saved, size_t keep,
+void ek__checkpoint_prune(const char *folder, const struct ek__state_name *saved,
+                          const struct ek__state_stay *stay,
                           const struct ek__state_name *all, size_t all_count);
 
 /* A part, and all others, are on the disks: it waits no longer. EK_ERR_IO. */

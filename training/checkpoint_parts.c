@@ -63,7 +63,8 @@ static ek_status make_file(struct offer *offer, ek_checkpoint_write *self) {
   char path[EK_CHECKPOINT_PATH_SIZE];
   EK_TRY(ek__checkpoint_make_folder(self->folder));
   if (self->several > 0) {
-    self->read_back = ek__checkpoint_replaces(self->folder, &self->name, (size_t)self->plan.keep);
+    const struct ek__state_stay stay = ek__save_stay(self);
+    self->read_back = ek__checkpoint_replaces(self->folder, &self->name, &stay);
   }
   EK_TRY(ek__checkpoint_path(path, self->folder, &self->name));
   EK_TRY(ek__new(&self->made.path, strlen(path) + EK__FILE_BESIDE_SIZE, 1, memory_of));

@@ -401,7 +401,8 @@ ek_status ek__regions_end(ek_checkpoint_write *self) {
     status = ek__checkpoint_commit(self->folder, &self->name);
   }
   if (status == EK_OK && ek__region_leads(self)) {
-    ek__checkpoint_prune(self->folder, &self->name, (size_t)self->plan.keep, all, count);
+    const struct ek__state_stay stay = ek__save_stay(self);
+    ek__checkpoint_prune(self->folder, &self->name, &stay, all, count);
   }
   ek__free(all);
   return status;

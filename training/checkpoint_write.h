@@ -45,6 +45,7 @@ struct ek__save_plan {
   int64_t step, position;
   uint64_t save; /* random, not 0 */
   uint64_t keep, extras;
+  uint64_t only; /* 0 or 1 */
 };
 
 struct ek_checkpoint_write {
@@ -84,6 +85,11 @@ struct ek_checkpoint_write {
   ek_status status; /* the first failure, with its message */
   char message[EK__MESSAGE_SIZE];
 };
+
+/* What stays in a folder after the save. */
+static inline struct ek__state_stay ek__save_stay(const ek_checkpoint_write *self) {
+  return (struct ek__state_stay){(size_t)self->plan.keep, self->plan.only != 0};
+}
 
 /* Whether this process creates a file, and gives it its name. */
 bool ek__region_leads(const ek_checkpoint_write *self);

@@ -2,7 +2,8 @@
  * trainer_run.c - the loop of a training run over a source.
  *
  * What a state keeps for the run besides the trainer's own is one extra, "run": the steps, the
- * least validation loss, its step, and the validations since.
+ * least validation loss, its step, and the validations since; -1 less these if the validation after
+ * the last step is still to come, because it has failed.
  *
  * It uses public functions, except for two things in a world of several processes: one of them
  * shares what it has read of a state, and a failure in one process, such as that of its source,
@@ -36,6 +37,7 @@ struct run {
   ek_data_loader *loader, *held_out;
   ek_run_result result;
   int64_t steps, since; /* the last step; validations since the best */
+  bool owes;            /* the validation after the step before, if one is due */
   int64_t saved;        /* the step of the last save; -1: none */
   int64_t rows;         /* trained on in this call */
   double began, kept[KEPT];
@@ -51,17 +53,19 @@ static double seconds_now(void) {
 
 /* ---- states ---- */
 
-static ek_status save(struct run *run, const char *folder, size_t keep) {
+/* keep: NULL for the folder of the best state, which holds no other, whichever run saved it. */
+static ek_status save(struct run *run, const char *folder, const size_t *keep) {
   const int64_t shape[] = {KEPT};
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_extra extra = {.name = "run"};
   run->kept[KEPT_STEP] = (double)run->result.step;
   run->kept[KEPT_BEST] = run->result.best;
   run->kept[KEPT_BEST_STEP] = (double)run->result.best_step;
-  run->kept[KEPT_SINCE] = (double)run->since;
+  run->kept[KEPT_SINCE] = (double)(run->owes ? -1 - run->since : run->since);
   EK_TRY(ek_tensor_host(&extra.value, run->kept, EK_F64, 1, shape));
   options.position = run->result.position;
-  options.keep = keep;
+  options.keep = keep == NULL ? 1 : *keep;
+  options.only = keep == NULL;
   options.extras = &extra;
   options.extra_count = 1;
   return ek_trainer_save_begin(run->trainer, folder, &options);
@@ -69,7 +73,7 @@ static ek_status save(struct run *run, const char *folder, size_t keep) {
 
 static ek_status save_state(struct run *run) {
   if (run->options.folder == NULL || run->saved == run->result.step) return EK_OK;
-  EK_TRY(save(run, run->options.folder, run->options.keep));
+  EK_TRY(save(run, run->options.folder, &run->options.keep));
   run->saved = run->result.step;
   return EK_OK;
 }
@@ -113,10 +117,13 @@ static ek_status go_on(struct run *run, const ek_checkpoint_info *info) {
   run->result.best = run->kept[KEPT_BEST];
   run->result.best_step = (int64_t)run->kept[KEPT_BEST_STEP];
   run->since = (int64_t)run->kept[KEPT_SINCE];
+  run->owes = run->since < 0;
+  if (run->owes) run->since = -1 - run->since;
   run->saved = run->result.step;
   if (run->options.metrics == NULL) return EK_OK;
-  return ek_metrics_resume(run->options.metrics,
-                           (double)info->position * run->options.tokens_per_row);
+  const ek_status status =
+      ek_metrics_resume(run->options.metrics, (double)info->position * run->options.tokens_per_row);
+  return status == EK_ERR_STATE ? EK_OK : status; /* they count on from an earlier call's steps */
 }
 
 /* ---- validation ---- */
@@ -145,8 +152,10 @@ static bool is_due(int64_t every, const struct run *run) {
 static ek_status validate(struct run *run, double *loss) {
   ek_run_result *r = &run->result;
   *loss = NAN;
-  if (run->held_out == NULL || !is_due(run->options.validation_every, run)) return EK_OK;
+  run->owes = run->held_out != NULL && is_due(run->options.validation_every, run);
+  if (!run->owes) return EK_OK;
   EK_TRY(evaluate(run, loss));
+  run->owes = false;
   r->validation = *loss;
   const bool better = !(*loss >= r->best) && !isnan(*loss);
   run->since = better ? 0 : run->since + 1;
@@ -156,7 +165,13 @@ static ek_status validate(struct run *run, double *loss) {
   if (!better) return EK_OK;
   r->best = *loss;
   r->best_step = r->step;
-  return run->options.best_folder == NULL ? EK_OK : save(run, run->options.best_folder, 1);
+  return run->options.best_folder == NULL ? EK_OK : save(run, run->options.best_folder, NULL);
+}
+
+static ek_status validate_late(struct run *run) {
+  double loss = NAN;
+  run->saved = -1; /* the state that says so is saved again */
+  return validate(run, &loss);
 }
 
 /* ---- steps ---- */
@@ -279,6 +294,7 @@ static ek_status find_state(struct run *run) {
 static ek_status run_from(struct run *run, ek_source *source) {
   if (run->options.folder != NULL) EK_TRY(find_state(run));
   EK_TRY(open_loaders(run, source));
+  if (run->owes) EK_TRY(validate_late(run));
   EK_TRY(take_steps(run));
   return ek_trainer_save_end(run->trainer);
 }
@@ -312,13 +328,20 @@ ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer, ek_source *
   return status;
 }
 
+/* A number of at most 16 characters. */
+static const char *write_number(char text[24], double number, int digits) {
+  (void)snprintf(text, 24, fabs(number) < 1e9 || isnan(number) ? "%.*f" : "%.*e", digits, number);
+  return text;
+}
+
 const char *ek_run_line(char *text, size_t size, const ek_run_event *event) {
-  char validation[40] = "", left[40] = "";
+  char loss[24], rate[24], number[24], validation[40] = "", left[40] = "";
   if (text == NULL || size == 0) return text;
   text[0] = '\0';
   if (event == NULL) return text;
   if (!isnan(event->validation)) {
-    (void)snprintf(validation, sizeof validation, ", validation %.4f", event->validation);
+    (void)snprintf(validation, sizeof validation, ", validation %s",
+                   write_number(number, event->validation, 4));
   }
   if (event->rows_per_second > 0 && event->rows > 0 && event->step < event->steps) {
     const double seconds =
@@ -327,9 +350,10 @@ const char *ek_run_line(char *text, size_t size, const ek_run_event *event) {
       (void)snprintf(left, sizeof left, ", %d:%02d left", (int)seconds / 60, (int)seconds % 60);
     }
   }
-  (void)snprintf(text, size, "step %" PRId64 " of %" PRId64 ", loss %.4f%s%s, %.0f rows/s%s",
-                 event->step, event->steps, event->result == NULL ? NAN : event->result->loss,
+  (void)snprintf(text, size, "step %" PRId64 " of %" PRId64 ", loss %s%s%s, %s rows/s%s",
+                 event->step, event->steps,
+                 write_number(loss, event->result == NULL ? NAN : event->result->loss, 4),
                  event->result != NULL && event->result->skipped ? " (skipped)" : "", validation,
-                 event->rows_per_second, left);
+                 write_number(rate, event->rows_per_second, 0), left);
   return text;
 }

@@ -153,7 +153,7 @@ static ek_status train(struct times *all, double *first, const struct run *run, 
   return EK_OK;
 }
 
-static const ek_checkpoint_options keep_one = {sizeof(ek_checkpoint_options), 0, 1, NULL, 0};
+static const ek_checkpoint_options keep_one = {.size = sizeof(ek_checkpoint_options), .keep = 1};
 
 static ek_status remove_state(double *seconds, const struct run *run) {
   ek_checkpoint_info info;

@@ -92,11 +92,12 @@ typedef struct ek_checkpoint_options {
   size_t keep;      /* after a save only the last `keep` states up to its step stay; 0: all */
   const ek_checkpoint_extra *extras; /* read before the call returns; NULL if there are none */
   size_t extra_count;
+  bool only; /* after a save no other state stays, of later steps neither: a folder of the best */
 } ek_checkpoint_options;
 #define EK_CHECKPOINT_OPTIONS_INIT                                                                 \
   {                                                                                                \
     .size = sizeof(ek_checkpoint_options), .position = 0, .keep = 0, .extras = NULL,               \
-    .extra_count = 0                                                                               \
+    .extra_count = 0, .only = false                                                                \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_checkpoint_options_init(ek_checkpoint_options *options, size_t size);
@@ -115,8 +116,8 @@ typedef struct ek_checkpoint_info {
 /*
  * Writes all of the state. Makes the folder if it is not there. Call it between steps: what a step
  * has accumulated is not saved. A save that fails leaves the folder's states and the model as they
- * were, and training may go on. With `keep`, or if the folder already has a state of this step, the
- * new file is read back once.
+ * were, and training may go on. With `keep` or `only`, or if the folder already has a state of this
+ * step, the new file is read back once.
  * EK_ERR_IO           the system refuses: a full disk, a path that is a file, a folder that cannot
  *                     be written; or the disk does not hold the bytes that were written to it
  * EK_ERR_OUT_OF_MEMORY  host memory or a thread was refused

@@ -64,15 +64,16 @@ typedef struct ek_trainer_run_options {
    * States (checkpoint.h). `folder` gets one every `save_every` steps (0: none on the way), written
    * in the background, and one when the run ends, is stopped or fails; the last `keep` of them stay
    * (0: all). A run goes on from the last state that it finds there, unless `fresh` is true: then a
-   * folder with a state is EK_ERR_STATE. `best_folder` gets the state of the least validation loss,
-   * and holds one state. NULL: none.
+   * folder with a state is EK_ERR_STATE. `best_folder` gets the state of the least validation loss
+   * and holds one state: that of an earlier run goes when this one saves its first. NULL: none.
    */
   const char *folder, *best_folder;
   int64_t save_every;
   size_t keep;
   bool fresh;
   /* Each step's figures, and "validation_loss" from the first validation on. NULL: none. A row
-   * counts as `tokens_per_row` there. */
+   * counts as `tokens_per_row` there. Those of an earlier call count on; new ones begin with the
+   * rows before an interruption. */
   ek_metrics *metrics;
   double tokens_per_row;
   /* Called after each step, in every process; false stops the run after this step. With several

@@ -125,8 +125,12 @@ CK_TEST(the_last_few_are_kept) {
       ck_ok(ek_checkpoint_save(anew.model, folder, &options));
       go(&anew, step, step + 1);
     }
-    ck_training_close(&anew);
     ck_assert(!exists(0) && exists(1) && exists(STEPS - 1) && exists(STEPS));
+    options.only = true;
+    ck_ok(ek_checkpoint_save(anew.model, folder, &options));
+    ck_training_close(&anew);
+    ck_assert(!exists(1) && exists(2) && !exists(STEPS - 1) && !exists(STEPS));
+    ck_assert_int_eq(access(notes, F_OK), 0);
   }
   ck_assert_int_eq(unlink(notes), 0);
 }

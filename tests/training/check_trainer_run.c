@@ -4,6 +4,7 @@
  */
 #include "ck_processes.h"
 
+#include <float.h>
 #include <unistd.h>
 
 #include "ck_folder.h"
@@ -208,6 +209,50 @@ CK_TEST(patience_ends_a_run_and_the_best_state_stays) {
   ck_assert(again.step == result.step + 1);
 }
 
+/* A run without a folder begins anew, and its best step may be before that of the last run. */
+CK_TEST(the_best_folder_holds_the_state_of_the_last_run) {
+  struct story story = {0};
+  ek_source *source = open_products();
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result whole, cut;
+  ck_assign(options, .validation = source, .validation_every = 1, .best_folder = best);
+  const ek_status status =
+      ek_trainer_run(&whole, open_trainer("cpu:2", 0.05), source, STEPS, &options);
+  if (no_files(status)) return;
+  story.stop_at = 2;
+  ck_ok(ek_trainer_run(&cut, open_trainer("cpu:2", 0.05), source, STEPS, &options));
+  ck_assert(whole.best_step > 2 && cut.best_step <= 2);
+  CK_GOT(ek_checkpoint_info, info, ek_checkpoint_latest(&info, best));
+  ck_assert_int_eq(info.step, cut.best_step);
+}
+
+/* The validation is made up for, whether steps follow or not, and once. */
+CK_LOOP(a_validation_that_fails_comes_later, 2) {
+  static const int64_t at[] = {12, STEPS};
+  struct story whole = {0}, story = {0};
+  ek_source *source = open_products(), *held_out = open_products();
+  struct products *products = (struct products *)held_out;
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result, later;
+  ck_assign(options, .validation = held_out, .validation_every = at[_i]);
+  run_whole(&whole, &options);
+  ck_assign(options, .folder = states, .best_folder = best);
+  ek_trainer *trainer = open_trainer("cpu:2", 0.05);
+  if (no_files(ek_trainer_save(trainer, best, NULL))) return;
+  products->fails_at = 1;
+  ck_fails(ek_trainer_run(&result, trainer, source, STEPS, &options), EK_ERR_IO,
+           "products: sample");
+  ck_assert(result.step == at[_i] && isnan(result.validation));
+  products->fails_at = -1;
+  for (int again = 0; again < 2; again++) {
+    ck_ok(ek_trainer_run(&later, open_trainer("cpu:3", 0.05), source, at[_i], &options));
+    ck_assert(later.first == at[_i] && later.best == whole.validations[at[_i]]);
+    ck_assert(later.best_step == at[_i] && isnan(later.validation) == (again == 1));
+  }
+  CK_GOT(ek_checkpoint_info, info, ek_checkpoint_latest(&info, best));
+  ck_assert_int_eq(info.step, at[_i]);
+}
+
 CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
   struct story whole = {0}, story = {0};
   ek_source *source = open_products();
@@ -266,6 +311,13 @@ CK_TEST(a_folder_that_has_a_state_is_not_new) {
   ck_assert(story.count == 0 && result.step == STEPS && result.end == EK_RUN_DONE);
 }
 
+static void read_text(char *text, size_t size, const char *path) {
+  FILE *file = fopen(path, "r");
+  ck_assert_ptr_nonnull(file);
+  text[fread(text, 1, size - 1, file)] = '\0';
+  ck_assert(fclose(file) == 0);
+}
+
 CK_TEST(metrics_have_the_validation_loss) {
   struct story story = {0};
   const char *path = ck_file(folder, "run.jsonl");
@@ -277,10 +329,7 @@ CK_TEST(metrics_have_the_validation_loss) {
           options.metrics);
   ck_assign(options, .validation = source, .validation_every = 10, .tokens_per_row = 3);
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
-  FILE *file = fopen(path, "r");
-  ck_assert_ptr_nonnull(file);
-  text[fread(text, 1, sizeof text - 1, file)] = '\0';
-  ck_assert(fclose(file) == 0);
+  read_text(text, sizeof text, path);
   const char *line = strstr(text, "\"step\": 10,");
   ck_assert_ptr_nonnull(line);
   ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 150,"));
@@ -288,6 +337,27 @@ CK_TEST(metrics_have_the_validation_loss) {
   ck_assert(value != NULL && value > line);
   ck_assert_double_eq_tol(strtod(value + strlen("\"validation_loss\": "), NULL),
                           story.validations[10], 1e-9);
+}
+
+/* A run in several calls; the counts of the metrics are those of one. */
+CK_TEST(metrics_count_on_in_the_next_call) {
+  struct story story = {0};
+  const char *path = ck_file(folder, "calls.jsonl");
+  char text[1 << 14];
+  ek_source *source = open_products();
+  ek_trainer *trainer = open_trainer("cpu:2", 0.05);
+  ek_trainer_run_options options = options_of(&story);
+  ck_kept(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path),
+          options.metrics);
+  options.folder = states;
+  story.stop_at = 3;
+  const ek_status status = ek_trainer_run(NULL, trainer, source, STEPS, &options);
+  if (no_files(status)) return;
+  ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
+  read_text(text, sizeof text, path);
+  const char *line = strstr(text, "\"step\": 20,");
+  ck_assert_ptr_nonnull(line);
+  ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 100,"));
 }
 
 /* Whatever allocation fails, the run fails or is whole, and the next one is as if nothing were. */
@@ -487,6 +557,12 @@ CK_TEST(lines_for_people) {
   ck_assert_str_eq(ek_run_line(text, sizeof text, &event),
                    "step 312 of 312, loss 2.2500 (skipped), 32 rows/s");
   ck_assert_str_eq(ek_run_line(little, sizeof little, &event), "step 31");
+  char longest[200];
+  step.loss = -DBL_MAX;
+  ck_assign(event, .step = INT64_MAX - 1, .steps = INT64_MAX, .validation = -DBL_MAX, .rows = 1,
+            .rows_per_second = DBL_MAX);
+  ck_assert_uint_le(strlen(ek_run_line(longest, sizeof longest, &event)), 159);
+  ck_assert_ptr_nonnull(strstr(longest, "loss -1.7977e+308 (skipped), validation -1.7977e+308, "));
   ck_assert_str_eq(ek_run_line(text, sizeof text, NULL), "");
   ck_assert_ptr_null(ek_run_line(NULL, 0, &event));
 }
