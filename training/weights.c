@@ -210,6 +210,10 @@ static ek_status open_weights(struct weights *w, const ek_data_parallel_model *m
                               const ek_weights_options *o) {
   EK__FAIL_IF(o->names == NULL && o->name_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_weights_options: names is NULL");
+  for (size_t i = 0; i < o->name_count; i++) {
+    EK__FAIL_IF(o->names[i].file == NULL || o->names[i].model == NULL, EK_ERR_INVALID_ARGUMENT,
+                "ek_weights_options: row %zu of names has NULL for a name", i);
+  }
   EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
               "plan devices have no values, so there are no weights");
   EK_TRY(ek__model_check(model));

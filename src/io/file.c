@@ -123,6 +123,9 @@ static int create_new(const char *path) {
 
 ek_status ek__file_create_beside(int *file, char *name, const char *path) {
   const size_t length = strlen(path);
+  struct stat about;
+  EK__FAIL_IF(stat(path, &about) == 0 && !S_ISREG(about.st_mode), EK_ERR_IO,
+              "%s: not a regular file, so it cannot be replaced", path);
   memcpy(name, path, length + 1);
   for (int i = 0; i < 100; i++) {
     const char *form = i == 0 ? ".tmp" : ".%d.tmp";

@@ -23,10 +23,11 @@ void ek__file_close(int file);
 
 /*
  * Makes a new file beside `path`, which is to take its place: `path`.tmp, or `path`.1.tmp and so on
- * where that name is taken. It follows no link and opens nothing that is there. The process has a
- * lock (flock) on the file while it is open, so that others see that it is being written; a file
- * without one, which a killed process left, is removed. `name` has room for the path and
- * EK__FILE_BESIDE_SIZE bytes. EK_ERR_NOT_FOUND, EK_ERR_IO.
+ * where that name is taken. A folder, a pipe or a device (/dev/null) keeps its place: EK_ERR_IO. It
+ * follows no link and opens nothing that is there. The process has a lock (flock) on the file while
+ * it is open, so that others see that it is being written; a file without one, which a killed
+ * process left, is removed. `name` has room for the path and EK__FILE_BESIDE_SIZE bytes.
+ * EK_ERR_NOT_FOUND, EK_ERR_IO.
  */
 enum { EK__FILE_BESIDE_SIZE = sizeof ".99.tmp" };
 ek_status ek__file_create_beside(int *file, char *name, const char *path);

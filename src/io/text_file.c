@@ -6,7 +6,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -35,9 +34,6 @@ ek_status ek__text_begin(struct ek__text_file **file, const char *path) {
   struct ek__text_file *result = NULL;
   const size_t length = strlen(path) + 1;
   ek_status status = EK_OK;
-  struct stat about;
-  EK__FAIL_IF(stat(path, &about) == 0 && !S_ISREG(about.st_mode), EK_ERR_IO,
-              "%s: not a regular file, so it cannot be replaced", path);
   EK_TRY(ek__new(&result, 1, sizeof *result, "a file"));
   result->file = -1;
   EK_TRY_GOTO(status, ek__new_copy(&result->path, path, length, "a file"), cleanup);

@@ -118,7 +118,10 @@ CK_TEST(what_does_not_fit_changes_nothing) {
     const ek_weights_options no_names = {sizeof no_names, NULL, 3, NULL, false};
     ck_fails(ek_weights_load(t.model, path, NULL), EK_ERR_MISMATCH, "has no tokens.weight");
     ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "has no wte.weight, which");
+    const ek_weight_name unnamed = {.file = NULL, .model = "tokens.weight"};
+    const ek_weights_options one_name = {sizeof one_name, &unnamed, 1, NULL, false};
     ck_invalid(ek_weights_load(t.model, path, &no_names), "names is NULL");
+    ck_invalid(ek_weights_load(t.model, path, &one_name), "row 0 of names has NULL");
     ck_invalid(ek_weights_load(t.model, NULL, NULL), "path is NULL");
     ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_NOT_FOUND, "it has neither");
     const ek_safetensors_entry entry = {"wte.weight", {.type = EK_F32, .rank = 1, .shape = {0}}};
