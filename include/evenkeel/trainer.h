@@ -116,8 +116,10 @@ EK_API void ek_trainer_free(ek_trainer *trainer); /* the same, as a free: status
 
 /*
  * One step: forward, loss, backward, update. With `result` NULL the call does not wait for the
- * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
- * may be tried again; gradients that a program had accumulated with ek_trainer_model() are dropped.
+ * devices. A step that fails leaves parameters, the optimizer's state and masks as they were, holds
+ * no memory, and may be tried again; gradients that a program had accumulated with
+ * ek_trainer_model() are dropped. Buffers that modules write in a training forward, such as the
+ * running statistics of a batch normalisation, may have been written.
  * After EK_ERR_TORN see state.h. With a loss scale, a step that overflows is skipped, and its
  * result says so.
  *
