@@ -77,11 +77,12 @@ bool ek__checkpoint_replaces(const char *folder, const struct ek__state_name *sa
                              const struct ek__state_stay *stay);
 
 /* Removes all states up to the one that was just saved, except the last `keep`: states of later
- * steps belong to another run, and go with `only`. Which states are whole is looked up in `all`, a list of all
- * processes' files, or, NULL, in the folder alone. Also removes files of killed saves. */
+ * steps belong to another run, and go with `only`. Which states are whole is looked up in `all`, a
+ * list of all processes' files, or, NULL, in the folder alone. Also removes files of killed
+ * saves. */
 void ek__checkpoint_prune(const char *folder, const struct ek__state_name *saved,
-                          const struct ek__state_stay *stay,
-                          const struct ek__state_name *all, size_t all_count);
+                          const struct ek__state_stay *stay, const struct ek__state_name *all,
+                          size_t all_count);
 
 /* A part, and all others, are on the disks: it waits no longer. EK_ERR_IO. */
 ek_status ek__checkpoint_commit(const char *folder, const struct ek__state_name *saved);

@@ -27,9 +27,9 @@ typedef struct ek_data_parallel_optimizer_options {
   bool gradient_norm;
   /*
    * A step whose loss or gradient is not finite is refused before anything is written:
-   * EK_ERR_NOT_FINITE, and parameters and the optimizer's state are as before the step; buffers that
-   * modules write in a training forward have been written. The host then waits for the gradient in
-   * each step, also without a result. With a loss scale, a step with a finite loss
+   * EK_ERR_NOT_FINITE, and parameters and the optimizer's state are as before the step; buffers
+   * that modules write in a training forward have been written. The host then waits for the
+   * gradient in each step, also without a result. With a loss scale, a step with a finite loss
    * whose gradient overflows is not refused but skipped.
    */
   bool refuse_not_finite;

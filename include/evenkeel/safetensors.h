@@ -113,7 +113,7 @@ EK_API EK_CHECKED ek_status ek_safetensors_check(const ek_safetensors *file);
  * copied. Tensors are laid out by falling size of their type, so that all are aligned.
  * EK_ERR_INVALID_ARGUMENT  a name is empty, not UTF-8, twice there, or begins with "__"; a key or a
  *                          value is not UTF-8, or a key is twice there
- * EK_ERR_IO                the system refuses to write there; `path` is a folder, a pipe or a device
+ * EK_ERR_IO                the system refuses to write there; `path` is a folder, pipe or device
  */
 EK_API EK_CHECKED ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
                                                   const ek_safetensors_entry *entries, size_t count,
