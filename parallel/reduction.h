@@ -79,6 +79,12 @@ struct ek__reduction {
 };
 
 extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
+
+/* norm.c: the last two slots; the first function goes without `norm_leaves`. */
+ek_status ek__norm_of_spans(const ek_data_parallel_model *model, struct ek__rank *rank);
+int64_t ek__norm_pieces(const ek_data_parallel_model *model);
+ek_status ek__norm_of_pieces(const ek_data_parallel_model *model, struct ek__rank *rank);
+
 /* The one place that asks whether a model is reproducible: data_parallel_model.c. */
 const struct ek__reduction *ek__reduction_of(const ek_data_parallel_model_options *options);
 

@@ -5,7 +5,6 @@
  */
 #include <evenkeel/elementwise.h>
 
-#include "optimizer_internal.h"
 #include "reduction.h"
 
 /* ---- pieces ---- */
@@ -59,7 +58,7 @@ static ek_status rest(void *context, struct ek__rank *rank) {
   return ek__sums_finish(rank->sums, rank);
 }
 
-/* ---- totals and norms ---- */
+/* ---- totals ---- */
 
 static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
                             struct ek__totals *totals, const int64_t *samples) {
@@ -77,24 +76,6 @@ static void fold(double *leaves, size_t count, size_t width) {
   for (size_t i = width; i < count * width; i++) leaves[i % width] += leaves[i];
 }
 
-static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  const struct ek__share *share = &rank->share;
-  const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
-  ek_stream *stream = ek__rank_stream(rank);
-  ek_tensor sum = share->square_norm;
-  struct ek__span own;
-  const bool shares = ek__placement(model)->gradient_shares;
-  EK_TRY(ek_op_zero(stream, &sum));
-  for (size_t i = 0; ek__update_span(&own, model, rank, i, true); i++) {
-    if (own.count == 0) continue;
-    const ek_tensor values = ek__span_range(gradients, own, shares);
-    EK_TRY(ek_op_square_norm(stream, &sum, &values, 1.0));
-  }
-  if (model->run.norms_ride) return EK_OK; /* agreement.c adds them up */
-  EK_TRY(ek_communicator_all_reduce(model->run.gathers, rank->device, &sum));
-  return ek_communicator_wait(model->run.gathers, rank->device);
-}
-
 const struct ek__reduction ek__reduction_sum = {.whole = true,
                                                 .most = one,
                                                 .pieces = pieces_of,
@@ -105,4 +86,4 @@ const struct ek__reduction ek__reduction_sum = {.whole = true,
                                                 .totals = sum_totals,
                                                 .leaves_before = leaves_before,
                                                 .fold = fold,
-                                                .norm = norm};
+                                                .norm = ek__norm_of_spans};

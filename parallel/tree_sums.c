@@ -1,7 +1,7 @@
 /*
  * tree_sums.c - the sums of a reproducible model along the tree (tree.h), and the row of the
- * reduction. Totals of a loss have a leaf for each grain, the squares of a norm one for each piece
- * of a bucket: every rank gets the leaves of all ranks. Gradients are too large for that:
+ * reduction. Totals of a loss have a leaf for each grain: every rank gets the leaves of all ranks.
+ * Gradients are too large for that:
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
  * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
@@ -26,7 +26,6 @@
 
 #include "core/alloc.h"
 #include "device/communicator_internal.h"
-#include "optimizer_internal.h"
 #include "tree.h"
 
 /* The memory of a rank. */
@@ -439,70 +438,6 @@ static void fold_numbers(double *leaves, size_t count, size_t width) {
   for (size_t j = 0; j < width; j++) leaves[j] += leaves[left * width + j];
 }
 
-/* ---- norms ---- */
-
-static int64_t norm_leaves(const ek_data_parallel_model *model) {
-  const struct ek__buckets *cut = &model->run.cut;
-  if (cut->trained == 0) return 0;
-  const struct ek__bucket *last = &cut->list[cut->trained - 1];
-  return (int64_t)(last->piece + last->pieces);
-}
-
-/* The leaves of all ranks, halved until one is left: in an order that their number gives. A leaf is
- * a number of one rank, and 0 on all others, so their sum is exact. */
-static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  struct ek__share *share = &rank->share;
-  ek_stream *stream = ek__rank_stream(rank);
-  ek_tensor leaves = share->leaves, norm = share->square_norm;
-  int64_t count = ek_tensor_count(&leaves);
-  if (count == 0) return ek_op_zero(stream, &norm);
-  EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &leaves));
-  EK_TRY(ek_communicator_wait(model->run.communicator, rank->device));
-  while (count > 1) {
-    const int64_t kept = (count + 1) / 2;
-    ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
-    const ek_tensor added = ek__flat_range(&leaves, kept, count - kept);
-    EK_TRY(ek_op_add(stream, &sums, &sums, &added));
-    count = kept;
-  }
-  const ek_tensor sum = ek__flat_range(&leaves, 0, 1);
-  return ek_op_copy(stream, &norm, &sum);
-}
-
-/* The squares of the pieces of a trained bucket that are within `own`: the number of pieces and
- * their squares do not depend on the number of ranks. */
-static ek_status square_pieces(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                               const struct ek__bucket *bucket, struct ek__span own) {
-  const ek_tensor *gradients = ek_replica_gradients(rank->share.owner->replica);
-  const bool shares = ek__placement(model)->gradient_shares;
-  int64_t begin = bucket->first;
-  for (size_t i = bucket->piece; i < bucket->piece + bucket->pieces; i++) {
-    const int64_t end = bucket->first + model->run.cut.pieces[i];
-    const struct ek__span piece = ek__span_within(own, begin, end);
-    begin = end;
-    if (piece.count == 0) continue;
-    const ek_tensor values = ek__span_range(gradients, piece, shares);
-    ek_tensor square = ek__flat_range(&rank->share.leaves, (int64_t)i, 1);
-    EK_TRY(ek_op_square_norm(ek__rank_stream(rank), &square, &values, 0.0));
-  }
-  return EK_OK;
-}
-
-/* Rank 0 alone if only its memory has the sums and the others cannot reach it. */
-static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  const struct ek__buckets *cut = &model->run.cut;
-  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
-  ek_tensor leaves = rank->share.leaves;
-  EK_TRY(ek_op_zero(ek__rank_stream(rank), &leaves));
-  for (size_t b = 0; b < cut->trained; b++) {
-    const struct ek__bucket *bucket = &cut->list[b];
-    const struct ek__span own = alone ? ek__bucket_owned(bucket, EK_REDUCE_TO_FIRST, rank->number)
-                                      : ek__bucket_span(bucket, rank->number);
-    EK_TRY(square_pieces(model, rank, bucket, own));
-  }
-  return sum_leaves(model, rank);
-}
-
 /* ---- the reduction ---- */
 
 const struct ek__reduction ek__reduction_tree = {.check_cut = ek__grains_check_cut,
@@ -517,5 +452,5 @@ const struct ek__reduction ek__reduction_tree = {.check_cut = ek__grains_check_c
                                                  .totals = sum_totals,
                                                  .leaves_before = leaves_before,
                                                  .fold = fold_numbers,
-                                                 .norm_leaves = norm_leaves,
-                                                 .norm = norm};
+                                                 .norm_leaves = ek__norm_pieces,
+                                                 .norm = ek__norm_of_pieces};
