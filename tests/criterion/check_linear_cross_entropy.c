@@ -3,6 +3,7 @@
  * block, every mode; by its memory, with every allocation failing once, and what is refused. A head
  * alone, in a pass of its own: tests/whole/check_fused_head.c.
  */
+#include "ck_parent.h"
 #include "ck_training.h"
 
 /* ---- a body, a head and a loss: apart, or the last two in one ---- */
@@ -50,42 +51,19 @@ static ek_module *together(ek_module *model, ek_criterion *criterion) {
 }
 
 /* The same names: "weight" and "bias" of the body, "head.weight" and "head.bias". */
-struct apart {
-  ek_module base;
-  ek_module *body, *head;
-};
+CK_PARAMETERS(apart) {
+  EK_TRY(ck_parent_wraps(self, declaration));
+  return ek_declare_module(declaration, "head", ck_child(self, 1));
+}
 
-static ek_status apart_declare(const ek_module *self, ek_declaration *declaration) {
-  const struct apart *a = (const struct apart *)self;
-  EK_TRY(ek_declare_wrapped(declaration, a->body));
-  return ek_declare_module(declaration, "head", a->head);
-}
-CK_FORWARD(apart) {
-  ek_tensor h = {0};
-  EK_TRY(ek_pass_child_forward(&h, pass, 0, inputs));
-  const ek_status status = ek_pass_child_forward(outputs, pass, 1, &h);
-  ek_tensor_free(&h);
-  return status;
-}
-CK_BACKWARD(apart) {
-  ek_tensor dh = {0};
-  EK_TRY(ek_pass_child_backward(&dh, pass, 1, grad_outputs));
-  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &dh);
-  ek_tensor_free(&dh);
-  return status;
-}
-static void apart_free(ek_module *self) {
-  struct apart *a = (struct apart *)self;
-  ek_module_free(a->body);
-  ek_module_free(a->head);
-  free(a);
-}
-CK_MODULE_OPS_WITH(apart, .parameters = apart_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
+static const ek_module_ops apart_ops = {
+    CK_OPS("apart", ck_parent_forward, ck_parent_backward, ck_parent_free),
+    .parameters = apart_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_module *apart(const struct setting *s) {
-  struct apart *a = ck_module_new(sizeof *a, &apart_ops, 1, 1);
-  ck_ok(ek_linear_create(&a->body, s->width, s->width, true));
-  ck_ok(ek_linear_create(&a->head, s->width, s->columns, s->bias));
+  struct ck_parent *a = ck_module_new(sizeof *a, &apart_ops, 1, 1);
+  ck_ok(ek_linear_create(&a->children[0], s->width, s->width, true));
+  ck_ok(ek_linear_create(&a->children[1], s->width, s->columns, s->bias));
   return ck_keep(&a->base);
 }
 
@@ -209,11 +187,10 @@ CK_PART_LOOP(equals_the_two_apart, 64) {
  * regrouped by blocks. */
 CK_LOOP(any_block, 2) {
   static const uint64_t rows[] = {0, 1, 2, 3, 5, 7, 16, 1000};
-  struct setting s = random_setting(13);
   static double want[NUMBERS], got[NUMBERS];
   double want_loss = 0;
   int64_t count = 0;
-  s.type = _i == 0 ? EK_F64 : EK_F32;
+  CK_WITH(struct setting, s, random_setting(13), .type = _i == 0 ? EK_F64 : EK_F32);
   for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
     const size_t mark = ck_mark();
     s.logits_bytes = rows[k] * (uint64_t)s.columns * (_i == 0 ? 8 : 4) + 1;
@@ -337,10 +314,9 @@ CK_TEST(at_most_64_mib) {
 
 /* Whatever allocation of a step fails: nothing is held, and the next step is that of before. */
 CK_LOOP(a_failure_anywhere, 2) {
-  struct setting s = random_setting(5 + 8 * _i);
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
-  s.type = EK_F64;
+  CK_WITH(struct setting, s, random_setting(5 + 8 * _i), .type = EK_F64);
   CK_SET_UP(struct batch, b, batch_make(&b, &s, 5, 4));
   struct ck_training t = training_open(&s, "cpu:2", true);
   ck_ok(try_backward(&t, &b, false));

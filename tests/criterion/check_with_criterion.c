@@ -41,7 +41,6 @@ struct batch {
 static void batch_make(struct batch *b, int64_t rows, bool classes, uint64_t number) {
   struct ck_random random = ck_random_start(number);
   const int64_t in[] = {rows, SEQUENCE, IN}, out[] = {rows, SEQUENCE, OUT};
-  const int64_t flat[] = {rows * SEQUENCE};
   for (int i = 0; i < MOST_ROWS * SEQUENCE * IN; i++) b->x[i] = ck_random_uniform(&random, -1, 1);
   for (int i = 0; i < MOST_ROWS * SEQUENCE * OUT; i++) b->t[i] = ck_random_uniform(&random, -1, 1);
   for (int i = 0; i < MOST_ROWS * SEQUENCE; i++) {
@@ -49,7 +48,7 @@ static void batch_make(struct batch *b, int64_t rows, bool classes, uint64_t num
   }
   ck_ok(ek_tensor_host(&b->input, b->x, EK_F64, 3, in));
   if (classes) { /* several rows for each sample */
-    ck_ok(ek_tensor_host(&b->target, b->classes, EK_I32, 1, flat));
+    ck_ok(ek_tensor_host(&b->target, b->classes, EK_I32, CK_SHAPE(rows * SEQUENCE)));
   } else {
     ck_ok(ek_tensor_host(&b->target, b->t, EK_F64, 3, out));
   }
@@ -179,12 +178,11 @@ CK_LOOP(trains_the_same_over_any_devices, 8) {
 
 static double loss_at(struct ck_training *t, const struct batch *b, const double *bias) {
   const ek_tensor inputs[] = {b->input, b->target};
-  const int64_t shape[] = {OUT};
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   double values[OUT], loss = 0;
   memcpy(values, bias, sizeof values);
   options.gradient = options.training = false;
-  CK_GOT(ek_tensor, host, ek_tensor_host(&host, values, EK_F64, 1, shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, values, EK_F64, CK_SHAPE(OUT)));
   ck_ok(ek_state_write(t->model, "criterion.bias", &host));
   CK_SCOPED(ek_shards, outputs,
             ek_data_parallel_model_forward(&outputs, t->model, inputs, 2, &options));

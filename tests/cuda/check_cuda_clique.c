@@ -87,8 +87,7 @@ static double choose_limit(void) {
 }
 
 static void says_limit(double limit) {
-  char text[64];
-  (void)snprintf(text, sizeof text, "%g seconds", limit);
+  const char *text = ck_text("%g seconds", limit);
   ck_assert_msg(ck_contains(ek_error_message(), text), "%s: %s", text, ek_error_message());
 }
 
@@ -457,9 +456,8 @@ static ek_status run_and_read(struct half *half, ek_apply_function function, flo
 }
 
 static ek_status run_half(struct half *half) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   EK_TRY(ck_process_world(&half->world, &half->process, 60));
-  ck_assign(options, .world = half->world, .time_limit = 60);
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .world = half->world, .time_limit = 60);
   EK_TRY(ek_group_open(&half->group, half->process.number == 0 ? "cuda:0@48MiB" : "cuda:1@48MiB",
                        &options));
   EK_TRY(ek_communicator_open(&half->communicator, half->group));
@@ -557,9 +555,8 @@ static ek_status gpt_of_blocks(ek_module **module) {
 /* Fully sharded, a block is gathered forward and backward, and its gradients are summed: three
  * collectives, of which the sum and the gather of a block before it are one call. */
 CK_TEST(a_sum_and_the_next_gather_are_one_call) {
-  struct ck_workload workload = *ck_workload("gpt");
   unsigned long calls[2];
-  workload.module = gpt_of_blocks;
+  CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = gpt_of_blocks);
   for (int more = 0; more < 2; more++) {
     blocks = 3 + more;
     struct ck_setup setup = ck_setup_mode(&workload, "cuda:0-1@48MiB", EK_MODE_FULLY_SHARDED);

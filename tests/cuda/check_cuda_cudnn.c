@@ -114,11 +114,10 @@ static unsigned long second(int group, ek_type type, const struct attention *a) 
 
 /* Packed and apart: one execution in a call. Our backward follows. */
 CK_LOOP(taken_where_it_is_faster, 2) {
-  struct attention a = plain;
   struct cuemu_cudnn cudnn = CUEMU_CUDNN_FAST;
   const ek_type type = _i == 0 ? EK_BF16 : EK_F16;
   cuemu_set_cudnn(&cudnn);
-  ck_assign(a, .apart = _i == 0, .backward = true);
+  CK_WITH(struct attention, a, plain, .apart = _i == 0, .backward = true);
   ck_assert_uint_eq(second(0, type, &a), 1);
   a.apart = !a.apart;
   ck_assign(a, .backward = false, .tokens = 33);

@@ -56,8 +56,7 @@ static const struct {
 CK_LOOP(a_bad_string_is_shown, sizeof bad / sizeof bad[0]) {
   ek_group *group = NULL;
   ck_invalid(ek_group_open(&group, bad[_i].spec, NULL), bad[_i].text);
-  char mark[64];
-  (void)snprintf(mark, sizeof mark, "\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
+  const char *mark = ck_text("\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
   ck_assert_msg(ck_contains(ek_error_message(), mark), "%s", ek_error_message());
 }
 
@@ -356,10 +355,9 @@ CK_TEST(broken_peer_access_is_not_used) {
 
 /* The environment of the program holds NCCL to one algorithm; the library sets none. */
 CK_TEST(deterministic_without_peers) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
   ck_emulate(peer, false);
-  options.deterministic = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true);
   ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", &options), EK_ERR_UNSUPPORTED, "NCCL_ALGO=Ring");
   ck_assert_ptr_null(getenv("NCCL_ALGO"));
   cuemu_set_settings(&ck_given);

@@ -461,21 +461,18 @@ CK_TEST(cheap_recomputation_has_kernels) {
 enum { VOCABULARY = 37, WIDTH = 8, SAMPLES = 3, TOKENS = 5 };
 
 static ek_tensor batch_of(int32_t tokens[SAMPLES * TOKENS]) {
-  const int64_t shape[] = {SAMPLES, TOKENS};
   for (int i = 0; i < SAMPLES * TOKENS; i++) tokens[i] = i % VOCABULARY;
-  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, tokens, EK_I32, CK_SHAPE(SAMPLES, TOKENS)));
   return batch;
 }
 
 /* Takes the module over. */
 static ek_trainer *open_trainer(ek_module *module, bool fused_loss, ek_type type) {
   ek_criterion *loss = NULL;
-  ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.model = &model_options;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &model_options);
   model_options.precision = (ek_precision)type;
-  entropy.classes = VOCABULARY;
+  CK_WITH(ek_cross_entropy_options, entropy, EK_CROSS_ENTROPY_OPTIONS_INIT, .classes = VOCABULARY);
   if (!fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
   CK_GOT(ek_optimizer *, optimizer, ek_sgd_create(&optimizer, NULL));
   CK_GOT(ek_trainer *, trainer, ek_trainer_open(&trainer, SPEC, module, loss, optimizer, &options));
@@ -556,14 +553,12 @@ enum { TABLE = 8200, TABLE_STEPS = 3 };
 /* A GPT with a table of 8200 tokens; a loss of whole logits knows nothing of rows after it. */
 static ek_trainer *open_table(const char *spec, bool fused_loss, ek_mode mode, ek_type type,
                               ek_type gradient_type) {
-  ek_gpt_options o = ck_gpt_sizes(TABLE, TOKENS, WIDTH, 1, 1);
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_criterion *loss = NULL;
-  o.fused_loss = fused_loss;
+  CK_WITH(ek_gpt_options, o, ck_gpt_sizes(TABLE, TOKENS, WIDTH, 1, 1), .fused_loss = fused_loss);
   ck_assign(model, .precision = (ek_precision)type, .gradient_type = gradient_type);
   ck_ok(ek_data_parallel_model_options_set_mode(&model, mode));
-  options.model = &model;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &model);
   CK_SCOPED(ek_module *, gpt, ek_gpt_create(&gpt, &o));
   if (!fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
   CK_SCOPED(ek_optimizer *, optimizer, ek_adamw_create(&optimizer, NULL));
@@ -574,13 +569,12 @@ static ek_trainer *open_table(const char *spec, bool fused_loss, ek_mode mode, e
 
 static void train_table(ek_trainer *trainer, int steps) {
   int32_t tokens[SAMPLES * TOKENS], next[SAMPLES * TOKENS];
-  const int64_t shape[] = {SAMPLES, TOKENS};
   for (int i = 0; i < SAMPLES * TOKENS; i++) {
     tokens[i] = i * 547 % TABLE;
     next[i] = (i * 911 + TABLE - 3) % TABLE;
   }
-  CK_GOT(ek_tensor, input, ek_tensor_host(&input, tokens, EK_I32, 2, shape));
-  CK_GOT(ek_tensor, target, ek_tensor_host(&target, next, EK_I32, 2, shape));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, tokens, EK_I32, CK_SHAPE(SAMPLES, TOKENS)));
+  CK_GOT(ek_tensor, target, ek_tensor_host(&target, next, EK_I32, CK_SHAPE(SAMPLES, TOKENS)));
   for (int i = 0; i < steps; i++) ck_ok(ek_trainer_step(NULL, trainer, &input, 1, &target, 1));
 }
 

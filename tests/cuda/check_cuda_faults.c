@@ -111,9 +111,8 @@ static void never_silent(const char *what, struct ck_training *training,
 static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, enum cuemu_kind kind,
                       unsigned long n, bool hang, const struct ck_snapshot *next,
                       const struct ck_batch *batch) {
-  char what[128];
-  (void)snprintf(what, sizeof what, "%s: %s number %lu of %s on GPU %d", spec,
-                 hang ? "hang" : "failure", n, kind_names[kind], gpu);
+  const char *what = ck_text("%s: %s number %lu of %s on GPU %d", spec, hang ? "hang" : "failure",
+                             n, kind_names[kind], gpu);
   /* After the fault before this one: a fresh group works. */
   ek_group *group = open_group(spec, hang);
   CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));

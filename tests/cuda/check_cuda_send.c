@@ -105,9 +105,8 @@ CK_TEST(what_is_gathered_has_arrived) {
   const int64_t count = 3000;
   ek_group *group = ck_open("cuda:0@100MiB", 0);
   ek_device *device = ek_group_device(group, 0);
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   ek_tensor host = numbers_of(count, 7), y = on_device(device, count);
-  options.ahead = true;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = true);
   cuemu_hang(0, CUEMU_COPY, 1);
   CK_GOT(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
   wait_until_something_hangs();
@@ -122,10 +121,9 @@ CK_TEST(what_is_gathered_has_arrived) {
 CK_TEST(targets_have_arrived) {
   enum { ROWS = 4, SIZE = 3 };
   ek_group *group = ck_open("cuda:0@100MiB", 0);
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   ek_tensor host = numbers_of((int64_t)ROWS * SIZE, 7);
   ck_assign(host, .rank = 2, .shape[0] = ROWS, .shape[1] = SIZE);
-  options.ahead = true;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = true);
   CK_OPENED(ek_module *, module, ek_linear_create(&module, SIZE, SIZE, true));
   CK_OPENED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
   CK_OPENED(ek_data_parallel_model *, model,

@@ -66,8 +66,8 @@ static int check(const struct gpu *gpu) {
                                           .tokens = gpu->tokens, .heads = gpu->heads,
                                           .head_width = gpu->width,
                                           .types.value = gpu->type};
-  struct ek__cudnn without_handle = cudnn;
   struct ek__cudnn_plan plan;
+  struct ek__cudnn without_handle = cudnn;
   without_handle.BackendSetAttribute = set;
   const int status = ek__cudnn_plan_open(&plan, &without_handle, properties, &args);
   printf("%s, %lld x %lld x %lld x %lld: status %d, workspace %lld\n", gpu->name,

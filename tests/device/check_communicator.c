@@ -50,8 +50,7 @@ static void fill_bed(struct bed *bed, ek_type type, int64_t count) {
 
 static void open_bed(struct bed *bed, const char *backend, size_t devices, ek_type type,
                      int64_t count) {
-  char spec[32];
-  (void)snprintf(spec, sizeof spec, "%s:%zu@16MiB", backend, devices);
+  const char *spec = ck_text("%s:%zu@16MiB", backend, devices);
   *bed = (struct bed){.group = ck_open(spec, 1), .devices = devices};
   ck_kept(ek_communicator_open(&bed->communicator, bed->group), bed->communicator);
   fill_bed(bed, type, count);
@@ -414,9 +413,7 @@ CK_TEST(a_failing_device_leaves_nobody_waiting) {
   for (int round = 0; round < 40; round++) {
     ck_assign(bed, .root = (size_t)round % 4, .kind = (enum kind)(round % KINDS));
     const double since = ck_now();
-    char text[64];
-    (void)snprintf(text, sizeof text, "replica %zu on cpu:%zu: the disk is full", bed.root,
-                   bed.root);
+    const char *text = ck_text("replica %zu on cpu:%zu: the disk is full", bed.root, bed.root);
     ck_fails(ek_group_apply(bed.group, fail_on_one, &bed), EK_ERR_IO, text);
     keep_least(&least[bed.kind], ck_now() - since);
     for (size_t i = 0; i < 4; i++) {
@@ -553,8 +550,7 @@ CK_TEST(one_device_has_nothing_to_exchange) {
   ck_ok(ek_trace_start(group, 0));
   ck_ok(ek_group_apply(group, every_kind, alone));
   ck_ok(ek_trace_stop(group));
-  char path[64];
-  (void)snprintf(path, sizeof path, "alone-%ld.json", (long)getpid());
+  const char *path = ck_text("alone-%ld.json", (long)getpid());
   CK_GOT(ek_trace_summary, summary, ek_trace_write(&summary, group, path));
   (void)remove(path);
   ck_assert_uint_eq(summary.spans, 2); /* the two copies */

@@ -45,9 +45,7 @@ CK_LOOP(a_good_string_opens, sizeof good / sizeof good[0]) {
   ck_assert_str_eq(ek_group_spec(group), good[_i].spec);
   for (size_t i = 0; i < good[_i].count; i++) {
     ek_device *device = ek_group_device(group, i);
-    char name[32];
-    (void)snprintf(name, sizeof name, "%.*s:%zu", (int)strspn(good[_i].spec, "cpulan"),
-                   good[_i].spec, i);
+    const char *name = ck_text("%.*s:%zu", (int)strspn(good[_i].spec, "cpulan"), good[_i].spec, i);
     ck_assert_str_eq(ek_device_name(device), name);
     ck_assert_uint_eq(ek_device_index(device), i);
     ck_assert_ptr_eq(ek_device_group(device), group);
@@ -119,8 +117,7 @@ CK_LOOP(a_bad_string_is_refused_and_shown, sizeof bad / sizeof bad[0]) {
   ck_invalid(ek_group_open(&group, bad[_i].spec, NULL), bad[_i].text);
   ck_assert_ptr_null(group);
   /* The second line is the string, the third the mark under the place. */
-  char want[256];
-  (void)snprintf(want, sizeof want, "\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
+  const char *want = ck_text("\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
   const char *message = ek_error_message();
   const size_t length = strlen(message);
   ck_assert_msg(length > strlen(want) && strcmp(message + length - strlen(want), want) == 0,
@@ -194,9 +191,7 @@ CK_TEST(cores_are_shared_evenly) {
   CK_GOT(size_t, count, ek_device_list(list, &count, 8));
   ck_assert_str_eq(list[0].name, "cpu");
   for (size_t devices = 1; devices <= 4; devices++) {
-    char spec[16];
-    (void)snprintf(spec, sizeof spec, "cpu:%zu", devices);
-    CK_HELD(ek_group *, group, ck_open_exactly(spec, 0));
+    CK_HELD(ek_group *, group, ck_open_exactly(ck_text("cpu:%zu", devices), 0));
     const int share = list[0].cores / (int)devices;
     for (size_t i = 0; i < devices; i++) {
       ck_assert_int_eq(ek_device_threads(ek_group_device(group, i)), share > 1 ? share : 1);
@@ -344,17 +339,16 @@ CK_JOB(take_too_much) {
 CK_TEST(a_failure_names_its_device_once) {
   ek_group *group = ck_open("plan:2@1MiB", 1);
   const char *name = ek_device_name(ek_group_device(group, 1));
-  char want[128];
-  (void)snprintf(want, sizeof want, "replica 1 on %s: out of memory: ", name);
+  const char *want = ck_text("replica 1 on %s: out of memory: ", name);
   ck_fails(ek_group_apply(group, take_too_much, NULL), EK_ERR_OUT_OF_MEMORY, want);
   ck_assert(strncmp(ek_error_message(), want, strlen(want)) == 0);
   char another[] = "@x: another word", between[] = "mlp, forward: @: full", inside[] = "to @: no";
-  (void)snprintf(want, sizeof want, "replica 1 on %s: %sx: another word", name, name);
-  ck_fails(ek_group_apply(group, take_too_much, another), EK_ERR_IO, want);
-  (void)snprintf(want, sizeof want, "replica 1 on %s: mlp, forward: full", name);
-  ck_fails(ek_group_apply(group, take_too_much, between), EK_ERR_IO, want);
-  (void)snprintf(want, sizeof want, "replica 1 on %s: to %s: no", name, name);
-  ck_fails(ek_group_apply(group, take_too_much, inside), EK_ERR_IO, want);
+  ck_fails(ek_group_apply(group, take_too_much, another), EK_ERR_IO,
+           ck_text("replica 1 on %s: %sx: another word", name, name));
+  ck_fails(ek_group_apply(group, take_too_much, between), EK_ERR_IO,
+           ck_text("replica 1 on %s: mlp, forward: full", name));
+  ck_fails(ek_group_apply(group, take_too_much, inside), EK_ERR_IO,
+           ck_text("replica 1 on %s: to %s: no", name, name));
 }
 
 struct nested {

@@ -48,8 +48,7 @@ CK_LOOP(equal_runs_have_equal_addresses_and_peaks, 10) {
   static struct trace first, other;
   const uint64_t seed = (uint64_t)_i;
   ck_ok(play(&first, "cpu@300MiB", seed));
-  char capped[64];
-  (void)snprintf(capped, sizeof capped, "cpu@%" PRIu64, first.peak);
+  const char *capped = ck_text("cpu@%" PRIu64, first.peak);
   const char *const specs[] = {"cpu@300MiB", "plan", "plan:3@1GiB", capped};
   for (int i = 0; i < 4; i++) {
     ck_ok(play(&other, specs[i], seed));
@@ -65,13 +64,11 @@ CK_LOOP(a_cap_is_exact_to_one_unit, 10) {
   const uint64_t peak = trace.peak;
   static const char *const backends[] = {"cpu", "plan"};
   for (int i = 0; i < 2; i++) {
-    char spec[64];
-    (void)snprintf(spec, sizeof spec, "%s@%" PRIu64, backends[i], peak);
-    ck_ok(play(&trace, spec, seed));
-    (void)snprintf(spec, sizeof spec, "%s@%" PRIu64, backends[i], peak - CK_UNIT);
-    ck_fails(play(&trace, spec, seed), EK_ERR_OUT_OF_MEMORY, "for activations");
-    (void)snprintf(spec, sizeof spec, "%s@%" PRIu64, backends[i], peak - 1);
-    ck_fails(play(&trace, spec, seed), EK_ERR_OUT_OF_MEMORY, "for activations");
+    ck_ok(play(&trace, ck_text("%s@%" PRIu64, backends[i], peak), seed));
+    for (int less = 0; less < 2; less++) {
+      const char *spec = ck_text("%s@%" PRIu64, backends[i], peak - (less == 0 ? CK_UNIT : 1));
+      ck_fails(play(&trace, spec, seed), EK_ERR_OUT_OF_MEMORY, "for activations");
+    }
   }
 }
 

@@ -60,9 +60,8 @@ static int apart(int (*body)(enum file_fault fault, int n), enum file_fault faul
 }
 
 static ek_status save(const struct ck_training *t, bool background) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
-  options.keep = 2;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = 2);
   if (!background) return ek_checkpoint_save(t->model, folder, &options);
   EK_TRY(ek_checkpoint_begin(&write, t->model, folder, &options));
   return ek_checkpoint_end(write);
@@ -109,11 +108,7 @@ static int look(enum file_fault fault, int n) {
   return (int)info.step;
 }
 
-static void clear(void) {
-  char command[96];
-  (void)snprintf(command, sizeof command, "rm -rf %s", folder);
-  ck_assert_int_eq(system(command), 0);
-}
+static void clear(void) { ck_assert_int_eq(system(ck_text("rm -rf %s", folder)), 0); }
 
 CK_LOOP(every_call_of_a_save, 6) {
   const enum file_fault fault = (enum file_fault)(1 + _i % 3);
@@ -344,9 +339,8 @@ CK_LOOP(a_refused_close_is_an_error, 2) {
  * stays. */
 CK_TEST(every_call_of_a_snapshot) {
   struct stat old, now;
-  char path[96];
   int calls = 1, pieces = 0;
-  (void)snprintf(path, sizeof path, "%s.json", folder);
+  const char *path = ck_text("%s.json", folder);
   struct ck_training t = opened();
   ck_ok(ek_memory_record_start(ek_group_device(t.group, 0), 10000));
   go(&t, 10);

@@ -94,11 +94,7 @@ static void go(int steps) {
   ck_batch_free(&batch);
 }
 
-static void clear(void) {
-  char command[96];
-  (void)snprintf(command, sizeof command, "rm -rf %s/*", folder);
-  ck_assert_int_eq(system(command), 0);
-}
+static void clear(void) { ck_assert_int_eq(system(ck_text("rm -rf %s/*", folder)), 0); }
 
 /* Of a step that is saved, the one before is removed. */
 static void begin_save(void) {

@@ -55,7 +55,7 @@ static bool may_be_refused(enum host_call call) {
 
 /* The n-th call fails; false if there are fewer calls. */
 static bool fails_at(struct run *run, const struct run *want, enum host_call call, uint64_t n) {
-  char what[64];
+  char what[64]; /* nothing is kept: blocks are counted */
   (void)snprintf(what, sizeof what, "%s number %d", host_call_names[call], (int)n);
   ek_error_clear();
   host_calls_fail_at(call, n);

@@ -156,9 +156,7 @@ CK_TEST(damaged_files_are_no_limit) {
   put("/c/memory.max", "1048576");
   longest[sizeof longest - 2] = '\n';
   put("/proc/self/mountinfo", longest);
-  char path[256];
-  (void)snprintf(path, sizeof path, "%s/proc/self/mountinfo", root);
-  FILE *file = fopen(path, "a");
+  FILE *file = fopen(ck_text("%s/proc/self/mountinfo", root), "a");
   ck_assert_ptr_nonnull(file);
   ck_assert_int_ge(fputs("31 23 0:28 / /c - cgroup2 cgroup2 rw", file), 0);
   ck_assert_int_eq(fclose(file), 0);

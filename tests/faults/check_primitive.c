@@ -278,9 +278,8 @@ CK_LOOP(unknown_wishes_open_nothing, 5) {
                {"EVENKEEL_PRODUCTS", "matmul-f16", "own, matmul, matmul-bf16"},
                {"EVENKEEL_ISA", "AVX2", "baseline, avx2, avx512"}};
   const char *variable = cases[_i].variable, *value = cases[_i].value;
-  char want[128];
-  (void)snprintf(want, sizeof want, "%s: unknown value \"%s\"; expected %s", variable, value,
-                 cases[_i].expected);
+  const char *want =
+      ck_text("%s: unknown value \"%s\"; expected %s", variable, value, cases[_i].expected);
   const struct outcome outcome = run_on("cpu:2", DNNL_RIGHT, DNNL_EVERY_FORM, variable, value);
   ck_assert_int_eq(outcome.status[0], EK_ERR_INVALID_ARGUMENT);
   ck_assert_msg(strstr(outcome.line, want) != NULL, "%s", outcome.line);

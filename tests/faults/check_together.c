@@ -29,9 +29,7 @@ static struct {
 } job;
 
 static void give(const char *name, int value) {
-  char text[24];
-  (void)snprintf(text, sizeof text, "%d", value);
-  ck_assert_int_eq(setenv(name, text, 1), 0);
+  ck_assert_int_eq(setenv(name, ck_text("%d", value), 1), 0);
 }
 
 static int given(const char *name) {
@@ -50,14 +48,13 @@ static void give_job(void) {
   give("CK_CALL", job.call);
 }
 
-/* The job of these processes; false: the library was built without files. */
-static bool done(struct ck_outcome *outcomes, const char *part, const size_t *devices,
-                 size_t count) {
+/* The job of these processes; NULL: the library was built without files. */
+static struct ck_outcome *done(const char *part, const size_t *devices, size_t count) {
   give_job();
-  ck_processes_run(outcomes, part, devices, count);
-  if (strstr(outcomes[0].message, "without xxHash") != NULL) return false;
+  struct ck_outcome *outcomes = ck_processes_outcomes(part, devices, count);
+  if (strstr(outcomes[0].message, "without xxHash") != NULL) return NULL;
   ck_processes_well(outcomes, count);
-  return true;
+  return outcomes;
 }
 
 static void take_job(void) {
@@ -127,11 +124,10 @@ static ek_status step(struct side *side) {
 
 static ek_status save(struct side *side, size_t keep) {
   static const int64_t numbers[] = {3, 1, 4};
-  const int64_t three[] = {3};
   ek_checkpoint_extra extra = {.name = "sampler"};
   ek_checkpoint_write *write = NULL;
   const char *folder = disk_of(side->process->number);
-  EK_TRY(ek_tensor_host(&extra.value, (void *)(uintptr_t)numbers, EK_I64, 1, three));
+  EK_TRY(ek_tensor_host(&extra.value, (void *)(uintptr_t)numbers, EK_I64, CK_SHAPE(3)));
   CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = keep, .position = 77);
   if (side->process->number == 0) ck_assign(options, .extras = &extra, .extra_count = 1);
   if (!job.background) return ek_checkpoint_save(side->training.model, folder, &options);
@@ -175,9 +171,8 @@ static void save_once(struct ck_outcome *outcome, const struct ck_process *proce
 }
 
 static char *bytes_of(const char *folder, int number, size_t *size) {
-  char path[CK_FOLDER_SIZE + 64];
   struct stat about;
-  (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, number);
+  const char *path = ck_text("%s/step-%012d.safetensors", folder, number);
   const int file = open(path, O_RDONLY);
   ck_assert_msg(file >= 0 && fstat(file, &about) == 0, "%s is not there", path);
   *size = (size_t)about.st_size;
@@ -228,7 +223,6 @@ static char *bytes_alone(const struct place *place, size_t *size) {
 }
 
 CK_LOOP(the_bytes_of_one_process, 2) {
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   job.background = _i;
   for (int i = 0; i < PLACES; i++) {
     const struct place *place = &places[i];
@@ -236,7 +230,7 @@ CK_LOOP(the_bytes_of_one_process, 2) {
     const char *want = bytes_alone(place, &alone_size);
     if (want == NULL) return;
     const char *folder = open_folder(NULL);
-    ck_assert(done(outcomes, "save once", place->devices, place->count));
+    ck_assert_ptr_nonnull(done("save once", place->devices, place->count));
     const char *got = bytes_of(folder, 2, &size);
     ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "place %d: other bytes", i);
   }
@@ -248,20 +242,14 @@ CK_LOOP(the_bytes_of_one_process, 2) {
  * name is on one of them. */
 CK_LOOP(a_whole_state_on_each_disk, 2) {
   static const size_t devices[] = {1, 2, 1};
-  char path[CK_FOLDER_SIZE + 64];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t alone_size = 0, size = 0;
   job.background = _i;
   const char *want = bytes_alone(&places[0], &alone_size);
   if (want == NULL) return;
   const char *folder = open_folder("010");
-  (void)snprintf(path, sizeof path, "%s/1", folder);
-  ck_assert_int_eq(mkdir(path, 0700), 0);
-  (void)snprintf(path, sizeof path, "%s/1/step-%012d.safetensors.tmp", folder, 2);
-  const int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
-  ck_assert_int_eq(write(file, path, sizeof path), (ssize_t)sizeof path);
-  ck_assert_int_eq(close(file), 0);
-  ck_assert(done(outcomes, "save once", devices, 3));
+  ck_assert_int_eq(mkdir(ck_text("%s/1", folder), 0700), 0);
+  ck_write_file(ck_text("%s/1/step-%012d.safetensors.tmp", folder, 2), folder, strlen(folder));
+  ck_assert_ptr_nonnull(done("save once", devices, 3));
   for (size_t p = 0; p < 2; p++) {
     ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
     const char *got = bytes_of(disk_of(p), 2, &size);
@@ -274,7 +262,6 @@ static void load_once(struct ck_outcome *outcome, const struct ck_process *proce
   struct side side;
   ek_checkpoint_info info = {.step = -1};
   int64_t numbers[3] = {0};
-  const int64_t three[] = {3};
   ek_safetensors *file = NULL;
   ek_tensor extra;
   if (process->count > 1) take_job();
@@ -284,7 +271,7 @@ static void load_once(struct ck_outcome *outcome, const struct ck_process *proce
   const bool shared = job.disks == NULL && job.call > 0;
   const char *path = shared ? getenv("CK_PATH") : disk_of(process->number);
   if (ck_went(outcome, ek_checkpoint_load(&info, side.training.model, path))) {
-    ck_went(outcome, ek_tensor_host(&extra, numbers, EK_I64, 1, three));
+    ck_went(outcome, ek_tensor_host(&extra, numbers, EK_I64, CK_SHAPE(3)));
     const bool sees = ek_safetensors_open(&file, info.path) == EK_OK;
     if (sees) ck_went(outcome, ek_safetensors_read(&extra, file, "user/sampler"));
     ek_safetensors_free(file);
@@ -309,12 +296,9 @@ static const struct parting {
 
 /* All parts into the first folder; the path of one. */
 static void move_parts(const char *folder, char *path, size_t size) {
-  char command[3 * CK_FOLDER_SIZE + 64];
-  (void)snprintf(command, sizeof command, "for d in 1 2 3; do mv %s/$d/* %s/0/; done 2> /dev/null; "
-                 "exit 0", folder, folder);
-  ck_assert_int_eq(system(command), 0);
-  (void)snprintf(command, sizeof command, "ls %s/0/* | tail -n 1", folder);
-  FILE *list = popen(command, "r");
+  const char *move = "for d in 1 2 3; do mv %s/$d/* %s/0/; done 2> /dev/null; exit 0";
+  ck_assert_int_eq(system(ck_text(move, folder, folder)), 0);
+  FILE *list = popen(ck_text("ls %s/0/* | tail -n 1", folder), "r");
   ck_assert(list != NULL && fgets(path, (int)size, list) != NULL && pclose(list) == 0);
   path[strcspn(path, "\n")] = '\0';
 }
@@ -340,24 +324,22 @@ CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
   const struct parting *parting = &partings[_i], *receiver = &receivers[_i];
   const char *folder = open_folder(parting->disks);
   char path[EK_CHECKPOINT_PATH_SIZE];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   ck_assign(job, .workload = LARGE, .background = _i == 1, .mode = (int)parting->mode, .call = 0);
-  if (!done(outcomes, "save once", parting->devices, parting->count)) return;
+  struct ck_outcome *outcomes = done("save once", parting->devices, parting->count);
+  if (outcomes == NULL) return;
   const double hash = outcomes[0].numbers[0];
   ck_assign(job, .mode = (int)receiver->mode, .disks = receiver->disks);
-  ck_assert(done(outcomes, "load once", receiver->devices, receiver->count));
+  outcomes = done("load once", receiver->devices, receiver->count);
   for (size_t p = 0; p < receiver->count; p++) is_state(&outcomes[p], 2, hash);
   /* One machine's part alone is not enough; all in one folder are, and each of them names all. */
-  (void)snprintf(path, sizeof path, "%s/0", folder);
-  const struct ck_outcome *alone = load_alone(folder, path);
+  const struct ck_outcome *alone = load_alone(folder, ck_text("%s/0", folder));
   ck_assert_int_eq(alone->status, EK_ERR_IO);
   ck_assert_msg(strstr(alone->message, "part 2 of ") != NULL &&
                     strstr(alone->message, "step 2 is missing; process 1 on ") != NULL &&
                     strstr(alone->message, "-00002-of-0000") != NULL, "%s", alone->message);
   move_parts(folder, path, sizeof path);
   is_state(load_alone(folder, path), 2, hash);
-  (void)snprintf(path, sizeof path, "%s/0", folder);
-  is_state(load_alone(folder, path), 2, hash);
+  is_state(load_alone(folder, ck_text("%s/0", folder)), 2, hash);
 }
 
 static void flip_a_byte(const char *path) {
@@ -371,45 +353,40 @@ static void flip_a_byte(const char *path) {
   ck_assert_int_eq(close(file), 0);
 }
 
-static void load_on_disks(struct ck_outcome *outcomes) {
-  static const size_t devices[] = {1, 1};
+static const size_t two[] = {1, 1};
+
+static struct ck_outcome *load_on_disks(void) {
   ck_assign(job, .mode = EK_MODE_SHARDED, .disks = "01", .call = 0);
   give_job();
-  ck_processes_run(outcomes, "load once", devices, 2);
+  return ck_processes_outcomes("load once", two, 2);
 }
 
 /* One disk's copy of a state is damaged: the other's is taken. Then it is another state. */
 CK_TEST(copies_that_are_damaged_or_differ) {
-  static const size_t devices[] = {1, 1};
-  const char *folder = open_folder("01");
-  char path[CK_FOLDER_SIZE + 64], other[sizeof path];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  const char *folder = open_folder("01"), *paths[2];
   ck_assign(job, .workload = LARGE, .mode = EK_MODE_REPLICATED, .background = 0);
-  if (!done(outcomes, "save once", devices, 2)) return;
+  const struct ck_outcome *outcomes = done("save once", two, 2);
+  if (outcomes == NULL) return;
   const double hash = outcomes[0].numbers[0];
   for (int disk = 0; disk < 2; disk++) {
-    (void)snprintf(path, sizeof path, "%s/%d/step-%012d.safetensors", folder, disk, 2);
-    flip_a_byte(path);
-    load_on_disks(outcomes);
+    paths[disk] = ck_text("%s/%d/step-%012d.safetensors", folder, disk, 2);
+    flip_a_byte(paths[disk]);
+    outcomes = load_on_disks();
     ck_processes_well(outcomes, 2);
     for (size_t p = 0; p < 2; p++) is_state(&outcomes[p], 2, hash);
-    flip_a_byte(path);
+    flip_a_byte(paths[disk]);
   }
-  flip_a_byte(path);
-  (void)snprintf(other, sizeof other, "%s/%d/step-%012d.safetensors", folder, 0, 2);
-  flip_a_byte(other);
-  load_on_disks(outcomes);
+  for (int disk = 0; disk < 2; disk++) flip_a_byte(paths[disk]);
+  outcomes = load_on_disks();
   for (size_t p = 0; p < 2; p++) ck_assert_int_eq(outcomes[p].status, EK_ERR_NOT_FOUND);
   ck_assert_msg(strstr(outcomes[1].message, "damaged: its checksum differs") != NULL, "%s",
                 outcomes[1].message);
-  flip_a_byte(other);
+  flip_a_byte(paths[0]);
   size_t size = 0;
   const char *bytes = bytes_alone(&places[3], &size); /* of another model */
-  const int file = open(path, O_WRONLY | O_TRUNC);
-  ck_assert_int_eq(write(file, bytes, size), (ssize_t)size);
-  ck_assert_int_eq(close(file), 0);
+  ck_write_file(paths[1], bytes, size);
   ck_assign(job, .folder = folder, .workload = LARGE);
-  load_on_disks(outcomes);
+  outcomes = load_on_disks();
   for (size_t p = 0; p < 2; p++) {
     ck_assert_int_eq(outcomes[p].status, EK_ERR_MISMATCH);
     ck_assert_msg(strstr(outcomes[p].message, "not of one save") != NULL, "%s",
@@ -523,43 +500,42 @@ static const char *choose_job(const char *disks, ek_mode mode) {
 
 static const size_t three[] = {1, 2, 1};
 
-/* A job with faults, and what it came to; false: it is left out. */
-static bool all_went(struct ck_outcome *outcomes, const char *part, const char *what) {
-  if (!done(outcomes, part, three, 3)) return false;
+/* A job with faults, and what it came to; NULL: it is left out. */
+static const struct ck_outcome *all_went(const char *part, const char *what) {
+  const struct ck_outcome *outcomes = done(part, three, 3);
+  if (outcomes == NULL) return NULL;
   printf("%s%s in process %d: %.0f of %.0f failed\n", what,
          job.fault == MEMORY ? "no memory" : file_fault_names[job.fault], job.victim,
          outcomes[0].numbers[0], outcomes[0].numbers[1]);
-  return true;
+  return outcomes;
 }
 
-static const char *fail_everywhere(struct ck_outcome *outcomes, const char *disks, int i) {
+static const struct ck_outcome *fail_everywhere(const char *disks, int i) {
   static const int faults[] = {FILE_EIO, FILE_ENOSPC, FILE_FLIP, MEMORY};
   static const ek_mode modes[] = {EK_MODE_SHARDED, EK_MODE_REPLICATED, EK_MODE_FULLY_SHARDED};
-  const char *folder = choose_job(disks, modes[i % 3]);
+  (void)choose_job(disks, modes[i % 3]);
   ck_assign(job, .fault = faults[i % 4], .victim = i / 4 % 2, .background = i / 8, .call = i);
-  if (!all_went(outcomes, "fail each", "")) return NULL;
+  const struct ck_outcome *outcomes = all_went("fail each", "");
+  if (outcomes == NULL) return NULL;
   if (disks == NULL) ck_assert_double_ge(outcomes[0].numbers[0], 1);
   /* Some copies are whole before others. */
-  if (disks != NULL && job.mode == EK_MODE_REPLICATED) return folder;
+  if (disks != NULL && job.mode == EK_MODE_REPLICATED) return outcomes;
   ck_assert_double_le(outcomes[0].numbers[2], 2); /* the folder's sync, after the new name */
-  return folder;
+  return outcomes;
 }
 
 /* EIO, no space, a flipped bit and no memory; in process 0 and in another one; now and behind. */
 CK_LOOP(each_failure_is_one_in_all, 16) {
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
-  const char *folder = fail_everywhere(outcomes, NULL, _i);
-  if (folder == NULL) return;
+  const struct ck_outcome *outcomes = fail_everywhere(NULL, _i);
+  if (outcomes == NULL) return;
   /* The last one alone is left, and nothing that was begun. */
-  const int last = 2 * (int)outcomes[0].numbers[1] + 1;
-  (void)bytes_of(folder, last, &size);
+  (void)bytes_of(job.folder, 2 * (int)outcomes[0].numbers[1] + 1, &size);
 }
 
 /* The same on disks of their own: each has one file in the end. */
 CK_LOOP(each_failure_is_one_in_all_disks, 8) {
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  if (fail_everywhere(outcomes, "010", _i + 8 * (_i % 3 == 0)) == NULL) return;
+  if (fail_everywhere("010", _i + 8 * (_i % 3 == 0)) == NULL) return;
   for (size_t p = 0; p < 2; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
 }
 
@@ -600,13 +576,13 @@ static void fail_load(struct ck_outcome *outcome, const struct ck_process *proce
 
 CK_LOOP(each_failure_of_a_load_is_one_in_all, 4) {
   static const int faults[] = {FILE_EIO, MEMORY};
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   const char *disks = _i < 2 ? NULL : "010";
   const char *folder = choose_job(disks, _i % 3 == 0 ? EK_MODE_REPLICATED : EK_MODE_SHARDED);
   size_t size = 0;
   ck_assign(job, .fault = faults[_i % 2], .victim = _i == 1 || _i == 2, .background = 0,
             .call = _i);
-  if (!all_went(outcomes, "fail load", "load: ")) return;
+  const struct ck_outcome *outcomes = all_went("fail load", "load: ");
+  if (outcomes == NULL) return;
   ck_assert_double_ge(outcomes[0].numbers[0], 1);
   if (disks == NULL) (void)bytes_of(folder, 1, &size);
 }
@@ -664,23 +640,19 @@ static const struct reader {
 
 static int kill_at(int call, const char *disks) {
   const char *folder = open_folder(disks);
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   const struct reader *reader = &readers[disks == NULL ? call % 4 : call % 2 * 2];
   size_t size = 0;
   ck_assign(job, .mode = call % 2 == 0 ? EK_MODE_SHARDED : EK_MODE_FULLY_SHARDED, .call = call);
   give_job();
-  ck_processes_run(outcomes, "die at", three, 3);
+  const struct ck_outcome *outcomes = ck_processes_outcomes("die at", three, 3);
   const struct ck_outcome *victim = &outcomes[job.victim];
   const bool killed = WIFSIGNALED(victim->exit) && WTERMSIG(victim->exit) == SIGKILL;
   ck_assert_msg(killed || (victim->whole && victim->status == EK_OK), "%s", victim->message);
   job.mode = (int)reader->mode;
   job.disks = disks == NULL ? NULL : "1010"; /* the others sit there */
   give_job();
-  if (reader->count > 1) {
-    outcomes = ck_processes_done("go on", reader->devices, reader->count);
-  } else {
-    outcomes = ck_processes_alone("go on", go_on, reader->devices[0]);
-  }
+  outcomes = reader->count > 1 ? ck_processes_done("go on", reader->devices, reader->count)
+                               : ck_processes_alone("go on", go_on, reader->devices[0]);
   const int at = (int)outcomes[0].numbers[0];
   ck_assert_msg(at == 1 || at == 2, "killed at call %d: state %d", call, at);
   for (size_t p = 0; p < reader->count; p++) {
@@ -713,9 +685,8 @@ CK_LOOP(killed_processes_leave_whole_states, 6) {
 
 /* A state, or a part that does not wait, on the first disk. */
 static bool is_there(int number) {
-  char pattern[CK_FOLDER_SIZE + 64];
   glob_t found = {0};
-  (void)snprintf(pattern, sizeof pattern, "%s/step-%012d*.safetensors", disk_of(0), number);
+  const char *pattern = ck_text("%s/step-%012d*.safetensors", disk_of(0), number);
   const bool there = glob(pattern, 0, NULL, &found) == 0;
   globfree(&found);
   return there;
@@ -769,9 +740,9 @@ static void save_behind(struct ck_outcome *outcome, const struct ck_process *pro
 
 CK_LOOP(saves_in_the_background_end_in_calls_of_all, 2) {
   const char *folder = choose_job(_i == 1 ? "010" : NULL, EK_MODE_SHARDED);
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
-  if (!done(outcomes, "save behind", three, 3)) return;
+  const struct ck_outcome *outcomes = done("save behind", three, 3);
+  if (outcomes == NULL) return;
   for (size_t p = 0; p < 3; p++) {
     for (size_t i = 0; i < 3; i++) ck_assert_double_eq(outcomes[p].numbers[i], 1);
   }
@@ -826,11 +797,11 @@ static void measure(struct ck_outcome *outcome, const struct ck_process *process
  * the background the region and the two. */
 CK_TEST(memory_is_that_of_a_region) {
   const char *folder = open_folder(NULL);
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   const double state = 4.02e6 * 12 / (1 << 20), slack = 3;
   size_t size = 0;
   job.mode = EK_MODE_SHARDED;
-  if (!done(outcomes, "measure", (const size_t[]){1, 1, 1, 1}, 4)) return;
+  const struct ck_outcome *outcomes = done("measure", (const size_t[]){1, 1, 1, 1}, 4);
+  if (outcomes == NULL) return;
   for (size_t p = 0; p < 4; p++) {
     const double now = outcomes[p].numbers[0], behind = outcomes[p].numbers[1];
     const double region = state * 0.30; /* of equal ones 0.25; the largest entry has 0.083 */

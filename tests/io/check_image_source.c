@@ -140,9 +140,8 @@ static void write_idx(void) {
 }
 
 CK_TEST(mnist) {
-  ek_image_options options = EK_IMAGE_OPTIONS_INIT;
   uint8_t x[24], y[4];
-  options.in_order = true;
+  CK_WITH(ek_image_options, options, EK_IMAGE_OPTIONS_INIT, .in_order = true);
   write_idx();
   CK_OPENED(ek_source *, source, ek_image_source_open_idx(&source, path, other, &options));
   const ek_source_tensor *of = ek_source_tensor_of(source, 0);
@@ -190,14 +189,13 @@ CK_TEST(damaged_idx_files) {
 /* Two files of 3 and 2 records, of 1 or 2 classes. */
 CK_LOOP(cifar, 2) {
   const size_t record = 3072 + 1 + (size_t)_i;
-  ek_image_options options = EK_IMAGE_OPTIONS_INIT;
   static uint8_t x[5 * 3072];
   uint8_t y[5];
   for (size_t i = 0; i < 5 * record; i++) pictures[i] = (uint8_t)(i * 7 + i / 251);
   write_file(path, pictures, 3 * record, NULL, 0);
   write_file(other, pictures + 3 * record, 2 * record, NULL, 0);
   const char *pattern = ck_file(folder, "*.bin");
-  options.in_order = true;
+  CK_WITH(ek_image_options, options, EK_IMAGE_OPTIONS_INIT, .in_order = true);
   CK_OPENED(ek_source *, source, ek_image_source_open_cifar(&source, pattern, _i == 1, &options));
   ck_assert(ek_source_samples(source) == 5);
   read_some(source, 0, 5, x, y);
@@ -226,9 +224,8 @@ CK_LOOP(cifar, 2) {
 
 CK_TEST(options_that_make_no_sense) {
   ek_image_options o = EK_IMAGE_OPTIONS_INIT;
-  ek_image_arrays arrays = EK_IMAGE_ARRAYS_INIT;
   ek_source *source = NULL;
-  arrays.count = 2;
+  CK_WITH(ek_image_arrays, arrays, EK_IMAGE_ARRAYS_INIT, .count = 2);
   arrays.height = arrays.width = 4;
   arrays.pictures = pictures;
 #define OPEN ek_image_source_open_arrays(&source, &arrays, &o)

@@ -243,13 +243,12 @@ CK_TEST(a_long_recording_is_shown) {
  * each grows once. */
 CK_TEST(blocks_grow) {
   enum { BEFORE = 2, ALL = 4 };
-  const int64_t shape[] = {2, WIDTH};
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor tensors[ALL];
   for (int i = 0; i < ALL; i++) {
     if (i == BEFORE) ck_ok(ek_memory_record_start(device, 100));
-    ck_ok(ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
+    ck_ok(ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(2, WIDTH)));
     (void)events_of(group, json);
   }
   for (int i = ALL - 1; i >= 0; i--) { /* each into the room of the one after it */

@@ -70,8 +70,7 @@ CK_LOOP(windows_follow_each_other_in_each_file, 3) {
   static const int32_t counts[] = {13, 0, 5, 4, 6};
   const ek_type type = _i == 1 ? EK_U32 : EK_U16;
   for (size_t i = 0; i < 5; i++) {
-    char name[16];
-    (void)snprintf(name, sizeof name, "%zu.bin", i);
+    const char *name = ck_text("%zu.bin", i);
     write_tokens(name, _i == 2 ? 0 : _i == 1 ? 20240801 : 20240520, _i == 1 ? 7 : 1, type,
                  100 * (uint32_t)i + (_i == 1 ? 70000 : 0), counts[i], counts[i]);
   }
@@ -277,9 +276,7 @@ CK_TEST(random_files_are_refused_or_read) {
 CK_TEST(any_sample_of_100_gigabytes_is_near) {
   enum { FILES = 100 };
   for (int i = 0; i < FILES; i++) {
-    char name[16];
-    (void)snprintf(name, sizeof name, "%03d.bin", i);
-    const int file = open(in_folder(name), O_WRONLY | O_CREAT, 0600);
+    const int file = open(in_folder(ck_text("%03d.bin", i)), O_WRONLY | O_CREAT, 0600);
     ck_assert(file >= 0 && ftruncate(file, (off_t)1 << 30) == 0 && close(file) == 0);
   }
   CK_WITH(ek_tokens_options, options, windows(16), .in_order = false);

@@ -273,9 +273,8 @@ struct declared {
 };
 
 CK_PARAMETERS(declared) {
-  const int64_t shape[] = {WIDTH};
-  EK_TRY(ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_zeros()));
-  return ek_declare_parameter(declaration, "weight", 1, shape, ek_initializer_ones());
+  EK_TRY(ek_declare_parameter(declaration, "bias", CK_SHAPE(WIDTH), ek_initializer_zeros()));
+  return ek_declare_parameter(declaration, "weight", CK_SHAPE(WIDTH), ek_initializer_ones());
 }
 
 static void declared_formula(const ek_module *self, ek_formula *formula) {

@@ -51,8 +51,7 @@ CK_LOOP(names, 2) {
   const int64_t table = info.offset;
   ck_ok(ek_replica_find(&info, bed->replica, "tokens.positions"));
   for (size_t i = 0; i < 24; i++) {
-    char name[80];
-    snprintf(name, sizeof name, "blocks.%zu.%s", i / 12, block[i % 12]);
+    const char *name = ck_text("blocks.%zu.%s", i / 12, block[i % 12]);
     ck_ok(ek_replica_find(&info, bed->replica, name));
   }
   ck_ok(ek_replica_find(&info, bed->replica, "norm.weight"));
@@ -200,17 +199,13 @@ enum { STEPS = 3, SAMPLES = 5, LONG = 6, KINDS = 11 };
 
 static void train_with_rows(double *losses, float *logits, int64_t columns) {
   static int32_t tokens[SAMPLES * LONG];
-  const int64_t shape[] = {SAMPLES, LONG};
-  ek_gpt_options gpt = small(1, 0.0, false);
-  ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
   float all[SAMPLES * LONG * 16];
   const int64_t wide = columns == 0 ? KINDS : columns, rows[] = {SAMPLES, LONG, wide};
   for (int i = 0; i < SAMPLES * LONG; i++) tokens[i] = i * i % KINDS;
-  gpt.logits_columns = columns;
-  entropy.classes = KINDS;
-  sgd.learning_rate = 0.5;
-  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  CK_WITH(ek_gpt_options, gpt, small(1, 0.0, false), .logits_columns = columns);
+  CK_WITH(ek_cross_entropy_options, entropy, EK_CROSS_ENTROPY_OPTIONS_INIT, .classes = KINDS);
+  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5);
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, tokens, EK_I32, CK_SHAPE(SAMPLES, LONG)));
   CK_SCOPED(ek_module *, module, ek_gpt_create(&module, &gpt));
   CK_SCOPED(ek_criterion *, loss, ek_cross_entropy_create(&loss, &entropy));
   CK_SCOPED(ek_optimizer *, optimizer, ek_sgd_create(&optimizer, &sgd));

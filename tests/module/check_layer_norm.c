@@ -112,9 +112,8 @@ CK_TEST(bad_input) {
   ck_invalid(ek_layer_norm_create(&module, 6, -1e-5), "epsilon");
   ck_invalid(ek_layer_norm_create(&module, 6, (double)NAN), "epsilon");
   ck_invalid(ek_layer_norm_create(&module, 6, (double)INFINITY), "epsilon");
-  ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
   const ek_initializer start = ek_initializer_ones();
-  options.bias = false;
+  CK_WITH(ek_layer_norm_options, options, EK_LAYER_NORM_OPTIONS_INIT, .bias = false);
   ck_bad(options, bias_start, &start, ek_layer_norm_create_with(&module, 6, &options),
          "layer_norm: bias_start is given, but bias is false");
   ck_assert_ptr_null(module);

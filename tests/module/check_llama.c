@@ -9,11 +9,10 @@ enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS,
 
 static ek_status create_with(ek_module **module, int layers, int kv_heads, bool tied, bool bias,
                              double dropout) {
-  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
   CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .theta = THETA);
-  ck_assign(options, .vocabulary = VOCABULARY, .sequence = 6, .width = WIDTH, .hidden = HIDDEN,
-            .layers = layers, .heads = HEADS, .kv_heads = kv_heads, .rotary = &rotary, .tied = tied,
-            .qkv_bias = bias, .dropout = dropout);
+  CK_WITH(ek_llama_options, options, EK_LLAMA_OPTIONS_INIT, .vocabulary = VOCABULARY, .sequence = 6,
+          .width = WIDTH, .hidden = HIDDEN, .layers = layers, .heads = HEADS, .kv_heads = kv_heads,
+          .rotary = &rotary, .tied = tied, .qkv_bias = bias, .dropout = dropout);
   return ek_llama_create(module, &options);
 }
 /* As Qwen3: norms of queries and keys, heads wider than width / heads; documents, and dropout of
@@ -104,10 +103,8 @@ struct reference {
 
 /* A parameter's values, which stay until the test is over; NULL: there is none. */
 static const double *parameter(const struct reference *r, const char *prefix, const char *name) {
-  char full[96];
   ek_parameter_info info;
-  snprintf(full, sizeof full, "%s%s", prefix, name);
-  if (ek_replica_find(&info, r->replica, full) != EK_OK) return NULL;
+  if (ek_replica_find(&info, r->replica, ck_text("%s%s", prefix, name)) != EK_OK) return NULL;
   double *values = ck_array((size_t)ek_tensor_count(&info.value), sizeof *values);
   ck_get(values, &info.value);
   return values;
@@ -196,8 +193,7 @@ static void forward(double *logits, const ek_replica *replica, int layers, int k
       r.x[i / WIDTH][i % WIDTH] = table[(int64_t)index[i / WIDTH] * WIDTH + i % WIDTH];
     }
     for (int n = 0; n < layers; n++) {
-      char prefix[32];
-      snprintf(prefix, sizeof prefix, "blocks.%d.", n);
+      const char *prefix = ck_text("blocks.%d.", n);
       attention(&r, prefix);
       feed_forward(&r, prefix);
     }
@@ -234,8 +230,7 @@ CK_LOOP(names, 2) {
   ck_assert_uint_eq(ek_replica_parameter_count(bed->replica),
                     2 + LAYERS * of_block + (_i == 0 ? 1 : 0));
   for (size_t i = 0; i < LAYERS * of_block; i++) {
-    char name[80];
-    snprintf(name, sizeof name, "blocks.%zu.%s", i / of_block, block[i % of_block]);
+    const char *name = ck_text("blocks.%zu.%s", i / of_block, block[i % of_block]);
     ck_ok(ek_replica_find(&info, bed->replica, name));
   }
   ck_ok(ek_replica_find(&table, bed->replica, "tokens.weight"));

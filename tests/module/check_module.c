@@ -167,14 +167,8 @@ DECLARES(rank_nine) {
   static const int64_t shape[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
   return parameter(d, "weight", 9, shape);
 }
-DECLARES(negative) {
-  static const int64_t shape[] = {2, -3};
-  return parameter(d, "weight", 2, shape);
-}
-DECLARES(huge) {
-  static const int64_t shape[] = {INT64_C(1) << 40, INT64_C(1) << 40};
-  return parameter(d, "weight", 2, shape);
-}
+DECLARES(negative) { return parameter(d, "weight", CK_SHAPE(2, -3)); }
+DECLARES(huge) { return parameter(d, "weight", CK_SHAPE(INT64_C(1) << 40, INT64_C(1) << 40)); }
 DECLARES(huge_sum) {
   static const int64_t shape[] = {INT64_C(1) << 60};
   EK_TRY(parameter(d, "a", 1, shape));
@@ -425,9 +419,8 @@ static void frozen_are(ek_module *module, const char *names) {
   CK_SCOPED(ek_replica *, replica,
             ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    char name[128];
     CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
-    (void)snprintf(name, sizeof name, " %s ", info.name);
+    const char *name = ck_text(" %s ", info.name);
     ck_assert_msg(info.frozen == (strstr(names, name) != NULL), "%s", info.name);
   }
 }

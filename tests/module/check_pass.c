@@ -4,38 +4,27 @@
  */
 #include "ck_mixer.h"
 #include "ck_module.h"
+#include "ck_parent.h"
 #include "ck_probe.h"
 #include "ck_visitor.h"
 
 /* Three products with one weight, which ties of ties make: the third completes its gradient. */
-struct thrice {
-  ek_module base;
-  ek_module *inner;
-};
-
 CK_PARAMETERS(thrice) {
-  EK_TRY(ek_declare_module(declaration, "inner", ((const struct thrice *)self)->inner));
+  EK_TRY(ek_declare_module(declaration, "inner", ck_child(self, 0)));
   EK_TRY(ek_declare_tie(declaration, "inner.1.weight", "inner.0.weight"));
   return ek_declare_tie(declaration, "inner.0.weight", "inner.2.weight");
 }
 
-CK_FORWARD(thrice) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
-
-CK_BACKWARD(thrice) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
-
-static void thrice_free(ek_module *self) {
-  ek_module_free(((struct thrice *)self)->inner);
-  free(self);
-}
-
-CK_MODULE_OPS_WITH(thrice, .parameters = thrice_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+static const ek_module_ops thrice_ops = {
+    CK_OPS("thrice", ck_parent_forward, ck_parent_backward, ck_parent_free),
+    .parameters = thrice_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status create_thrice(ek_module **module) {
-  struct thrice *m = ck_module_new(sizeof *m, &thrice_ops, 1, 1);
-  ek_module *products[3] = {NULL};
+  ek_module *products[3] = {NULL}, *inner = NULL;
   for (int i = 0; i < 3; i++) ck_ok(ek_linear_create(&products[i], 3, 3, false));
-  *module = &m->base;
-  return ck_sequential(&m->inner, products, 3, NULL);
+  ck_ok(ck_sequential(&inner, products, 3, NULL));
+  *module = ck_parent_new(sizeof(struct ck_parent), &thrice_ops, inner);
+  return EK_OK;
 }
 
 static const struct ck_module_case cases[] = {
@@ -257,8 +246,7 @@ static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
   ck_assert_int_eq(ek_pass_first_sample(pass), 40);
   ck_assert_uint_eq(ek_pass_random(pass).seed, 12);
   ck_assert_uint_eq(ek_pass_random(pass).step, 34);
-  const int64_t shape[] = {100};
-  EK_TRY(ek_pass_workspace(&t, pass, EK_F64, 1, shape));
+  EK_TRY(ek_pass_workspace(&t, pass, EK_F64, CK_SHAPE(100)));
   ek_memory_usage usage;
   EK_TRY(ck_memory_stats(&usage, x->device));
   ck_assert_uint_ge(usage.current[EK_MEMORY_WORKSPACE], 800);

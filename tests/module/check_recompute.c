@@ -6,6 +6,7 @@
  */
 #include "ck_mixer.h"
 #include "ck_module.h"
+#include "ck_parent.h"
 #include "ck_training.h"
 
 /* ---- modules ---- */
@@ -27,53 +28,34 @@ CK_CREATE_AROUND(create_embedding, recomputed, ek_embedding_create(&inner, 7, 3,
 /* ---- a module of a program's own that makes a norm again ---- */
 
 struct own {
-  ek_module base;
-  ek_module *child[2]; /* a norm, and a linear that keeps what the norm was computed from */
+  struct ck_parent parent; /* a norm, and a linear that keeps what the norm was computed from */
   size_t made_by;
 };
 
 CK_PARAMETERS(own) {
-  const struct own *m = (const struct own *)self;
-  EK_TRY(ek_declare_module(declaration, "norm", m->child[0]));
-  return ek_declare_module(declaration, "linear", m->child[1]);
+  EK_TRY(ek_declare_module(declaration, "norm", ck_child(self, 0)));
+  return ek_declare_module(declaration, "linear", ck_child(self, 1));
 }
 
 CK_FORWARD(own) {
-  ek_tensor h = {0};
+  CK_FREED(tensor) h = {0};
   CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT,
           .made_by = ((const struct own *)self)->made_by, .made_from = inputs);
   EK_TRY(ek_pass_child_forward(&h, pass, 0, inputs));
-  const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &h, &options);
-  ek_tensor_free(&h);
-  return status;
+  return ek_pass_child_forward_with(outputs, pass, 1, &h, &options);
 }
 
-CK_BACKWARD(own) {
-  ek_tensor dh = {0};
-  EK_TRY(ek_pass_child_backward(&dh, pass, 1, grad_outputs));
-  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &dh);
-  ek_tensor_free(&dh);
-  return status;
-}
-
-static void own_free(ek_module *self) {
-  struct own *m = (struct own *)self;
-  for (int i = 0; i < 2; i++) ek_module_free(m->child[i]);
-  free(m);
-}
-
-CK_MODULE_OPS_WITH(own, .parameters = own_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+static const ek_module_ops own_ops = {
+    CK_OPS("own", own_forward, ck_parent_backward, ck_parent_free), .parameters = own_parameters,
+    .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status own_create(ek_module **module, size_t made_by) {
-  struct own *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "own: no memory");
-  ek_status status = ek_module_init(&m->base, &own_ops, 1, 1);
+  struct own *m = ck_module_new(sizeof *m, &own_ops, 1, 1);
   m->made_by = made_by;
-  if (status == EK_OK) status = ek_layer_norm_create(&m->child[0], 3, 1e-5);
-  if (status == EK_OK) status = ek_linear_create(&m->child[1], 3, 2, true);
-  if (status == EK_OK) *module = &m->base;
-  if (status != EK_OK) own_free(&m->base);
-  return status;
+  ck_ok(ek_layer_norm_create(&m->parent.children[0], 3, 1e-5));
+  ck_ok(ek_linear_create(&m->parent.children[1], 3, 2, true));
+  *module = &m->parent.base;
+  return EK_OK;
 }
 
 static ek_status create_own(ek_module **module) { return own_create(module, 0); }

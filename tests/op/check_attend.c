@@ -433,14 +433,12 @@ CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
   if (!ck_gpu_part(_i)) return;
   static const int64_t shapes[][5] = {{1, 200, 1, 512}, {1, 3, 1, 8192}, {1, 90, 1, 256}};
   const int64_t too_wide = ck_on_gpu() ? 257 : 8193;
-  char text[64];
   struct ck_rig *rig = ck_rig_variant(_i);
   for (int s = ck_on_gpu() ? 2 : 0; s < 3; s++) check_both(rig, shapes[s], &no_mask, 0.25);
   ek_tensor *qkv = ck_poisoned(rig, CK_SHAPE(1, 1, 3 * too_wide));
-  snprintf(text, sizeof text, "heads are %d wide", (int)too_wide);
   ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, too_wide)),
                                    ck_poisoned_sums(rig, CK_SHAPE(1, 1, 1)), qkv, NULL),
-           EK_ERR_UNSUPPORTED, text);
+           EK_ERR_UNSUPPORTED, ck_text("heads are %d wide", (int)too_wide));
 }
 
 /* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */

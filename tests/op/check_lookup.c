@@ -132,9 +132,8 @@ CK_LOOP(bad_index_is_named, ck_variants()) {
   static const double wrong[] = {-1, 7, 2147483647, -2147483647 - 1};
   for (int w = 0; w < 4; w++) {
     struct ck_rig *rig = ck_rig_variant(_i);
-    char text[80];
-    (void)snprintf(text, sizeof text, "lookup: index %.0f at position 3 of the batch is outside",
-                   wrong[w]);
+    const char *text =
+        ck_text("lookup: index %.0f at position 3 of the batch is outside", wrong[w]);
     /* The first of two is told. */
     check_bad_index(rig, 7, (const double[]){0, 6, 3, wrong[w], 8}, 5, text);
     ck_rig_close(rig);

@@ -103,9 +103,8 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
   static const double rubbish[] = {NAN, HUGE_VAL, -HUGE_VAL, 1e30, 0};
   ck_loss_reference(rig, f);
   const struct ck_loss_tensors t = ck_loss_upload(rig, f);
-  struct ck_loss_tensors wide = ck_loss_upload(rig, f);
   double *logits = ck_zeros(rig, n), *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-  wide.terms.classes = classes;
+  CK_WITH(struct ck_loss_tensors, wide, ck_loss_upload(rig, f), .terms.classes = classes);
   for (int pass = 0; pass < 3; pass++) { /* apart, in place, both in one */
     for (int64_t i = 0; i < n; i++) {
       const int64_t c = i % columns, from = i / columns * classes + c;
@@ -302,9 +301,8 @@ static void check_only_row_1_is_nan(struct ck_rig *rig, const struct ck_loss_ten
 CK_RIG_CASES(nan_is_not_hidden, how, 3 * 3 * 4) {
   static const double bad[] = {NAN, HUGE_VAL, -HUGE_VAL};
   static const double smoothings[] = {0, 0.3, 1};
-  struct ck_loss f = ck_loss_make(rig, 3, 50);
   const double value = bad[how % 3];
-  f.smoothing = smoothings[how / 3 % 3];
+  CK_WITH(struct ck_loss, f, ck_loss_make(rig, 3, 50), .smoothing = smoothings[how / 3 % 3]);
   if (how / 9 > 0) f.weights = ck_values(rig, 50, 0.5, 2);
   if (how / 9 > 1) f.weights[27] = 0;
   if (how / 9 > 2) f.targets[1] = 27;
@@ -328,9 +326,8 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
     f.targets[2] = CK_IGNORED, f.targets[37] = wrong[w];
     f.targets[39] = 99; /* the first of two is told */
     const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-    char text[80];
-    (void)snprintf(text, sizeof text,
-                   "cross_entropy: target %.0f at row 37 of the batch is outside", wrong[w]);
+    const char *text =
+        ck_text("cross_entropy: target %.0f at row 37 of the batch is outside", wrong[w]);
     ck_invalid(ck_finish(forward(rig, &t), rig->stream), text);
     ck_invalid(ck_finish(backward(rig, &t, t.gradient), rig->stream), text);
     ck_invalid(ck_finish(gradient_with_loss(rig, &t, t.gradient, 1), rig->stream), text);

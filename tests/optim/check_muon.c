@@ -240,8 +240,7 @@ static struct ck_training open_gpt(int placement, const char *spec, ek_type type
 
 static void read_entry(double out[MOST], ek_tensor *host, const struct ck_training *t,
                        const char *prefix, const char *name) {
-  char entry[EK_STATE_NAME_SIZE];
-  (void)snprintf(entry, sizeof entry, "%s%s", prefix, name);
+  const char *entry = ck_text("%s%s", prefix, name);
   CK_GOT(ek_state_info, info, ek_state_find(&info, t->model, entry));
   *host = info.like;
   ck_assert_int_le(ek_tensor_count(host), MOST);
@@ -420,10 +419,9 @@ static ek_status make_gpt(ek_module **module, int layers) {
  * matrix, and Muon's state is one number for an element of a matrix, where AdamW has two. */
 CK_LOOP(shares_are_even, 7) {
   const size_t devices = (size_t)_i + 2;
-  char spec[16];
   uint64_t bytes[2] = {0, 0}, least = UINT64_MAX, most = 0;
   CK_WITH(ek_cross_entropy_options, entropy, EK_CROSS_ENTROPY_OPTIONS_INIT, .classes = 64);
-  (void)snprintf(spec, sizeof spec, "plan:%zu", devices);
+  const char *spec = ck_text("plan:%zu", devices);
   CK_GOT(ek_module *, module, make_gpt(&module, 4));
   CK_GOT(ek_criterion *, loss, ek_cross_entropy_create(&loss, &entropy));
   CK_GOT(ek_parameter_totals, totals, ek_parameter_count(&totals, module, NULL, 0));
@@ -538,34 +536,28 @@ CK_LOOP(a_rule_of_ones_own, CK_PLACEMENTS) {
 CK_TEST(the_model_has_to_know) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_optimizer *optimizer = NULL;
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_optimizer *muon = make(NULL), *adamw = NULL;
-  ck_kept(ek_adamw_create(&adamw, NULL), adamw);
+  ek_optimizer *muon = make(NULL);
+  CK_OPENED(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
   CK_OPENED(ek_module *, module, make_gpt(&module, 1));
-  CK_GOT(ek_data_parallel_model *, model, ek_data_parallel_model_open(&model, group, module, NULL));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, module, NULL));
   ck_invalid(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL),
              "ek_data_parallel_model_options.optimizer");
-  ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL));
-  ek_data_parallel_optimizer_free(optimizer);
-  ek_data_parallel_model_free(model);
-  options.optimizer = muon;
-  ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
-  optimizer = NULL;
+  ck_kept(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL), optimizer);
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .optimizer = muon);
+  ck_kept(ek_data_parallel_model_open(&model, group, module, &options), model);
   ck_invalid(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL), "adamw does not");
-  ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL));
-  ek_data_parallel_optimizer_free(optimizer);
-  ek_data_parallel_model_free(model);
+  ck_kept(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL), optimizer);
 }
 
 CK_TEST(a_workspace_below_zero) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
-  ek_group *group = ck_open("cpu:2", 1);
   struct ck_training t;
   setup.optimizer = make_own;
   own_extra = -1;
-  ck_invalid(ck_training_try(&t, &setup, group), "a workspace of -1 elements for ");
+  ck_invalid(ck_training_try(&t, &setup, ck_open("cpu:2", 1)), "a workspace of -1 elements for ");
   own_extra = 10;
-  ck_no_memory_held(group);
 }
 
 /* By a pattern, any parameter is left to the other rule; what is declared elementwise stays so. */

@@ -168,7 +168,6 @@ CK_LOOP(a_function_gives_rates, 3) {
   const int64_t shape[] = {4, 1}, sizes[] = {1, 1};
   ek_tensor inputs, targets;
   ek_step_result result;
-  char folder[64];
   CK_GOT(ek_schedule, schedule, ek_schedule_function(&schedule, falling, &asked));
   ck_assert(ek_schedule_rate(&schedule, 4) == 0.1 && asked.calls == 1);
   ck_ok(ek_tensor_host(&inputs, (void *)(uintptr_t)x, EK_F32, 2, shape));
@@ -190,7 +189,7 @@ CK_LOOP(a_function_gives_rates, 3) {
   asked.bad = 0;
   ck_ok(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1));
   ck_assert(result.step == 3 && result.learning_rate == 0.5 / 3);
-  (void)snprintf(folder, sizeof folder, "schedule-%d-%ld", _i, (long)getpid());
+  const char *folder = ck_text("schedule-%d-%ld", _i, (long)getpid());
   const ek_status saved = ek_trainer_save(trainer, folder, NULL);
   if (saved == EK_ERR_UNSUPPORTED) return; /* built without files */
   ck_ok(saved);

@@ -42,7 +42,7 @@ static const int64_t cuts[][DEVICES] = {{3, 3, 2}, {8, 0, 0}, {0, 0, 8}, {0, 5, 
 enum { CUTS = sizeof cuts / sizeof cuts[0] };
 
 CK_LOOP(to_each_device, CUTS) {
-  CK_SCENE(struct bench, b, open_bench(&b, cuts[_i]), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, cuts[_i]));
   for (size_t device = 0; device < DEVICES; device++) {
     CK_SCOPED(ek_tensor, whole, ek_gather(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
     holds_all(&b, &whole, device);
@@ -53,6 +53,7 @@ CK_LOOP(to_each_device, CUTS) {
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS * COLUMNS)));
   ck_ok(ek_gather_host(&host, &b.shards));
   ck_assert_mem_eq(numbers, b.numbers, sizeof numbers);
+  close_bench(&b);
 }
 
 /* Numbers of 16 bits are scattered, gathered and broadcast as their bits. */
@@ -93,7 +94,7 @@ CK_LOOP(rows_of_16_bits, CUTS) {
 
 CK_LOOP(moving_frees_the_parts, CUTS) {
   for (size_t device = 0; device < DEVICES; device++) {
-    CK_SCENE(struct bench, b, open_bench(&b, cuts[_i]), close_bench);
+    CK_SET_UP(struct bench, b, open_bench(&b, cuts[_i]));
     const void *own = b.shards.parts[device].data;
     const bool in_place = cuts[_i][device] > 0 && b.shards.offsets[device] == 0;
     CK_GOT(ek_tensor, whole, ek_gather_move(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
@@ -106,12 +107,13 @@ CK_LOOP(moving_frees_the_parts, CUTS) {
       ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], usage.current_bytes);
     }
     ek_tensor_free(&whole);
+    close_bench(&b);
   }
 }
 
 /* A part that has another holder, or no room after it, is copied. */
 CK_TEST(moving_keeps_what_others_hold) {
-  CK_SCENE(struct bench, b, open_bench(&b, cuts[0]), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, cuts[0]));
   double got[3 * COLUMNS];
   CK_GOT(ek_tensor, held, ek_tensor_share(&held, &b.shards.parts[0]));
   CK_GOT(ek_tensor, whole, ek_gather_move(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS));
@@ -121,6 +123,7 @@ CK_TEST(moving_keeps_what_others_hold) {
   ck_same_bits("held", got, b.values, (int64_t)3 * COLUMNS);
   ek_tensor_free(&held);
   ek_tensor_free(&whole);
+  close_bench(&b);
 }
 
 /* torch warns that it unsqueezes scalars: here too they become a vector. */
@@ -242,7 +245,7 @@ CK_TEST(parts_that_do_not_fit_are_refused) {
 
 /* The whole goes back, and the parts stay. */
 CK_TEST(a_copy_fails) {
-  CK_SCENE(struct bench, b, open_bench(&b, cuts[0]), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, cuts[0]));
   ek_tensor whole = {.rank = -3};
   CK_GOT(ek_memory_usage, before, ck_memory_stats(&before, ek_group_device(b.group, 0)));
   ck_ok(ek_fault_at(ek_group_device(b.group, 1), 1, EK_ERR_UNAVAILABLE));
@@ -253,10 +256,11 @@ CK_TEST(a_copy_fails) {
   ck_ok(ek_gather(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS));
   holds_all(&b, &whole, 0);
   ek_tensor_free(&whole);
+  close_bench(&b);
 }
 
 CK_TEST(wrong_arguments_are_refused) {
-  CK_SCENE(struct bench, b, open_bench(&b, cuts[0]), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, cuts[0]));
   ek_shards none = {0}, hollow = {0};
   ck_ok(ek_shards_create(&hollow, b.group));
   ek_tensor whole = {0}, host, small, wrong, on_device = b.shards.parts[0];
@@ -287,6 +291,7 @@ CK_TEST(wrong_arguments_are_refused) {
   ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 1));
   ck_fails(ek_gather_move(&whole, &b.shards, 1, c), EK_ERR_OUT_OF_MEMORY, "cpu:1");
   ck_no_memory_held(b.group);
+  close_bench(&b);
 }
 
 CK_SUITE("gather")

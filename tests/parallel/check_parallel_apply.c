@@ -18,33 +18,19 @@ struct bench {
 static void open_bench(struct bench *b, int64_t rows) {
   memset(b, 0, sizeof *b);
   b->group = ck_open("cpu:3", 1);
-  ck_ok(ck_blend_create(&b->module));
+  ck_kept(ck_blend_create(&b->module), b->module);
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(b->group, k);
-    ck_ok(ek_replica_open(&b->replicas[k], device, b->module, NULL));
-    ck_ok(ek_pass_open(&b->passes[k], b->replicas[k], NULL));
+    ck_kept(ek_replica_open(&b->replicas[k], device, b->module, NULL), b->replicas[k]);
+    ck_kept(ek_pass_open(&b->passes[k], b->replicas[k], NULL), b->passes[k]);
   }
   for (int i = 0; i < N; i++) b->w[i] = (float)(i + 1);
   for (int i = 0; i < 7 * N; i++) b->x[i] = (float)i * 0.25f;
   ek_tensor w, x;
   ck_ok(ek_tensor_host(&w, b->w, EK_F32, CK_SHAPE(N)));
   ck_ok(ek_tensor_host(&x, b->x, EK_F32, CK_SHAPE(rows, N)));
-  ck_ok(ek_scatter_broadcast(&b->inputs[0], b->group, &w, EK_MEMORY_INPUTS));
-  ck_ok(ek_scatter(&b->inputs[1], b->group, &x, EK_MEMORY_INPUTS, NULL));
-}
-
-static void close_bench(struct bench *b) {
-  for (size_t k = 0; k < DEVICES; k++) {
-    ek_pass_free(b->passes[k]);
-    ek_replica_free(b->replicas[k]);
-  }
-  for (int i = 0; i < 2; i++) {
-    ek_shards_free(&b->inputs[i]);
-    ek_shards_free(&b->outputs[i]);
-  }
-  ek_module_free(b->module);
-  ck_no_memory_held(b->group);
-  ek_group_free(b->group);
+  ck_kept(ek_scatter_broadcast(&b->inputs[0], b->group, &w, EK_MEMORY_INPUTS), b->inputs[0]);
+  ck_kept(ek_scatter(&b->inputs[1], b->group, &x, EK_MEMORY_INPUTS, NULL), b->inputs[1]);
 }
 
 static double parameter(const struct bench *b, const char *name, int64_t i) {
@@ -57,13 +43,14 @@ static double parameter(const struct bench *b, const char *name, int64_t i) {
 /* Both outputs of every device, in order, with the rows where x had them. */
 CK_LOOP(outputs_in_order, 8) {
   const int64_t rows = _i;
-  CK_SCENE(struct bench, b, open_bench(&b, rows), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, rows));
   if (rows < DEVICES) { /* a device without rows needs no pass */
     ek_pass_free(b.passes[2]);
     b.passes[2] = NULL;
   }
   ck_ok(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 2));
   for (size_t o = 0; o < 2; o++) {
+    ck_keep(b.outputs[o]);
     ck_assert_uint_eq(b.outputs[o].count, DEVICES);
     for (size_t k = 0; k < DEVICES; k++) {
       const ek_tensor *part = &b.outputs[o].parts[k];
@@ -86,14 +73,14 @@ CK_LOOP(outputs_in_order, 8) {
 }
 
 CK_TEST(errors_leave_nothing) {
-  CK_SCENE(struct bench, b, open_bench(&b, 7), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, 7));
   ek_shards wrong[2] = {b.inputs[1], b.inputs[0]}; /* swapped */
   ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, wrong, 2), EK_ERR_SHAPE,
            "replica 0 on cpu:0: blend");
   ck_assert_ptr_null(b.outputs[0].group);
   for (size_t k = 0; k < DEVICES; k++) { /* a pass that failed is only good to be freed */
     ek_pass_free(b.passes[k]);
-    ck_ok(ek_pass_open(&b.passes[k], b.replicas[k], NULL));
+    ck_kept(ek_pass_open(&b.passes[k], b.replicas[k], NULL), b.passes[k]);
   }
   ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 2));
   ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 2), EK_ERR_OUT_OF_MEMORY,
@@ -102,7 +89,7 @@ CK_TEST(errors_leave_nothing) {
 }
 
 CK_TEST(wrong_arguments_are_refused) {
-  CK_SCENE(struct bench, b, open_bench(&b, 7), close_bench);
+  CK_SET_UP(struct bench, b, open_bench(&b, 7));
   ek_shards none[2] = {{0}};
   ek_pass *missing[DEVICES] = {b.passes[0], NULL, b.passes[2]};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;

@@ -20,24 +20,16 @@ static void open_bench(struct bench *b, const char *spec, const char *workload, 
   memset(b, 0, sizeof *b);
   b->group = ck_open(spec, 1);
   b->devices = ek_group_size(b->group);
-  ck_ok(ek_communicator_open(&b->communicator, b->group));
-  ck_ok(ck_workload(workload)->module(&b->module));
+  ck_kept(ek_communicator_open(&b->communicator, b->group), b->communicator);
+  ck_kept(ck_workload(workload)->module(&b->module), b->module);
   for (size_t k = 0; k < b->devices; k++) {
-    ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL));
+    ck_kept(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL),
+            b->replicas[k]);
   }
   CK_WITH(ek_reducer_options, options, EK_REDUCER_OPTIONS_INIT, .kind = kind,
           .bucket_bytes = bucket_bytes);
-  ck_ok(ek_reducer_open(&b->reducer, b->communicator, b->replicas, &options));
+  ck_kept(ek_reducer_open(&b->reducer, b->communicator, b->replicas, &options), b->reducer);
   b->count = ek_tensor_count(ek_replica_gradients(b->replicas[0]));
-}
-
-static void close_bench(struct bench *b) {
-  ek_reducer_free(b->reducer);
-  for (size_t k = 0; k < b->devices; k++) ek_replica_free(b->replicas[k]);
-  ek_module_free(b->module);
-  ek_communicator_free(b->communicator);
-  ck_no_memory_held(b->group);
-  ek_group_free(b->group);
 }
 
 /* ---- layout ---- */
@@ -63,23 +55,21 @@ static void owners(int *owned, const struct bench *b) {
 CK_LOOP(buckets_cover_the_flat_buffer, SIZES) {
   for (int kind = 0; kind < 3; kind++) {
     for (size_t w = 0; w < CK_WORKLOADS; w++) {
-      struct bench b;
-      open_bench(&b, "cpu:5", ck_workloads[w].name, (ek_reduce_kind)kind, bucket_sizes[_i]);
+      CK_SCENE(struct bench, b, open_bench(&b, "cpu:5", ck_workloads[w].name, (ek_reduce_kind)kind,
+                                           bucket_sizes[_i]));
       int *owned = ck_array((size_t)b.count, sizeof *owned);
       owners(owned, &b);
       const int wanted = kind == EK_REDUCE_TO_ALL ? (int)b.devices : 1;
       for (int64_t e = 0; e < b.count; e++) {
         if (owned[e] != wanted) ck_abort_msg("element %d has %d owners", (int)e, owned[e]);
       }
-      close_bench(&b);
     }
   }
 }
 
 /* From the end to the beginning, each as large as was asked for, but the last. */
 CK_LOOP(buckets_go_backwards, SIZES) {
-  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, bucket_sizes[_i]),
-           close_bench);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, bucket_sizes[_i]));
   const size_t buckets = ek_reducer_bucket_count(b.reducer);
   int64_t end = b.count;
   for (size_t i = 0; i < buckets; i++) {
@@ -187,7 +177,6 @@ CK_LOOP(ranges_count_over_the_world, SIZES) {
     }
     for (size_t k = 0; k < 2; k++) ek_replica_free(replicas[k]);
   }
-  close_bench(&whole);
 }
 
 /* ---- sums ---- */
@@ -240,8 +229,8 @@ static void has_sums(const struct bench *b, ek_reduce_kind kind) {
 CK_LOOP(sums_are_right, 3) {
   for (size_t size = 0; size < SIZES; size++) {
     for (int complete = 0; complete < 2; complete++) {
-      struct bench b;
-      open_bench(&b, "cpu:5", "gpt", (ek_reduce_kind)_i, bucket_sizes[size]);
+      CK_SCENE(struct bench, b,
+               open_bench(&b, "cpu:5", "gpt", (ek_reduce_kind)_i, bucket_sizes[size]));
       struct round round = {&b, complete == 1, MOST};
       for (int again = 0; again < 2; again++) {
         fill(&b);
@@ -252,7 +241,6 @@ CK_LOOP(sums_are_right, 3) {
           ck_assert_uint_eq(ek_reducer_overlapped(b.reducer, k), early);
         }
       }
-      close_bench(&b);
     }
   }
 }
@@ -260,10 +248,9 @@ CK_LOOP(sums_are_right, 3) {
 /* One device fails when it has queued some: no other waits for it, and the next round works. */
 CK_LOOP(a_failure_frees_the_others, 3) {
   for (size_t victim = 0; victim < 3; victim++) {
-    char text[64];
-    CK_SCENE(struct bench, b, open_bench(&b, "cpu:3", "mlp", (ek_reduce_kind)_i, 1), close_bench);
+    CK_SCENE(struct bench, b, open_bench(&b, "cpu:3", "mlp", (ek_reduce_kind)_i, 1));
     struct round round = {&b, true, victim};
-    snprintf(text, sizeof text, "replica %zu on cpu:%zu: the test gives up", victim, victim);
+    const char *text = ck_text("replica %zu on cpu:%zu: the test gives up", victim, victim);
     ck_fails(ek_group_apply(b.group, run_round, &round), EK_ERR_IO, text);
     round.fails = MOST;
     fill(&b);
@@ -283,11 +270,10 @@ CK_JOB(train) {
   struct bench *b = context;
   CK_FREED(pass) *pass = NULL;
   CK_FREED(tensor) tokens = {0}, logits = {0};
-  const int64_t shape[] = {2, 5};
   CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .complete = tell, .context = b);
   EK_TRY(ek_reducer_begin(b->reducer, device));
   EK_TRY(ek_pass_open(&pass, b->replicas[index], &options));
-  EK_TRY(ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(2, 5)));
   EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &tokens));
   EK_TRY(ek_pass_run_forward(&logits, pass, &tokens));
   EK_TRY(ek_pass_run_backward(NULL, pass, &logits)); /* any gradient will do */
@@ -297,7 +283,7 @@ CK_JOB(train) {
 /* With small buckets all but what waits for the tied table are on their way before backward ends.
  */
 CK_TEST(reduction_overlaps_backward) {
-  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, 256), close_bench);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, 256));
   ck_ok(ek_group_apply(b.group, train, &b));
   const size_t buckets = ek_reducer_bucket_count(b.reducer);
   ck_assert_uint_gt(buckets, 5);
@@ -324,7 +310,7 @@ CK_JOB(misuse) {
 }
 
 CK_TEST(wrong_use_is_refused) {
-  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1), close_bench);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1));
   ek_device *device = ek_group_device(b.group, 0);
   ck_fails(ek_group_apply(b.group, misuse, &b), EK_ERR_STATE, "already complete");
   int64_t first = 0, last = 0;
@@ -348,7 +334,7 @@ CK_TEST(wrong_use_is_refused) {
 }
 
 CK_TEST(wrong_openings_are_refused) {
-  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1), close_bench);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1));
   ek_reducer *made = NULL;
   ek_replica *list[] = {b.replicas[0], NULL}, *bare[2] = {NULL, NULL};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;

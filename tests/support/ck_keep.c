@@ -6,6 +6,7 @@
  * child has only the thread that forked, and must not find the lock held by another one.
  */
 #include <pthread.h>
+#include <stdarg.h>
 
 #define CK_REAL_FREES
 #include "ek_check.h"
@@ -126,6 +127,18 @@ int64_t ck_count(const void *array) {
   drop_lock();
   ck_assert_msg(elements >= 0, "no array is kept here");
   return elements;
+}
+
+const char *ck_text(const char *format, ...) {
+  va_list arguments, again;
+  va_start(arguments, format);
+  va_copy(again, arguments);
+  const int length = vsnprintf(NULL, 0, format, arguments);
+  char *text = ck_array((size_t)length + 1, 1);
+  (void)vsnprintf(text, (size_t)length + 1, format, again);
+  va_end(again);
+  va_end(arguments);
+  return text;
 }
 
 void ck_drop(void *array) {

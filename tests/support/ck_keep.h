@@ -15,7 +15,7 @@
  *     ...
  *     ck_release(mark);
  *
- * and what is opened by CK_SCOPED() and CK_HELD() goes at the end of its block. A free takes the
+ * and what is opened by CK_SCOPED(), CK_HELD() and CK_SCENE() goes at the end of its block. A free takes the
  * newest entry of the thing out, also a free in the destructor of a test's own module: of a child
  * that such a module shares, the test frees its own reference itself, and keeps none.
  */
@@ -63,10 +63,11 @@ void ck_free_shards(ek_shards *shards);
   type name;                                                                                       \
   call
 
-/* The same, and end(&name) at the end of the block. */
-#define CK_SCENE(type, name, call, end)                                                            \
-  __attribute__((cleanup(end))) type name;                                                         \
-  call
+/* The same, and what the call keeps goes at the end of the block. */
+#define CK_SCENE(type, name, call)                                                                 \
+  struct ck_scope name##_scope CK_AT_THE_END = {ck_kept_ever(), 0};                                \
+  CK_SET_UP(type, name, call);                                                                     \
+  name##_scope.end = ck_kept_ever()
 
 /* Declares a variable that a call, which must succeed, opens; it is kept. */
 #define CK_OPENED(type, name, call)                                                                \
@@ -105,6 +106,8 @@ void *ck_array(size_t count, size_t size);
 void ck_drop(void *array);
 /* How many elements such an array has. */
 int64_t ck_count(const void *array);
+/* A text that is kept, as printf() would say it. */
+const char *ck_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* For helpers with an object of their own: release(thing) when the test ends; and no longer. */
 void ck_keep_by(void *thing, void (*release)(void *thing));

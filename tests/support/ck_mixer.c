@@ -4,6 +4,7 @@
 #include "ck_mixer.h"
 
 #include "ck_mirror.h"
+#include "ck_parent.h"
 
 /* ---- a module in plain C: two inputs (one of integers), two outputs ---- */
 
@@ -70,14 +71,9 @@ ek_status ck_mixer_create(ek_module **module) { return ck_plain_create(module, &
 
 /* ---- a composite that uses one child twice, both outputs of one the inputs of the other ---- */
 
-struct twice {
-  ek_module base;
-  ek_module *mixer;
-};
-
 CK_PARAMETERS(twice) {
-  EK_TRY(ek_declare_module(declaration, "first", ((const struct twice *)self)->mixer));
-  EK_TRY(ek_declare_module(declaration, "second", ((const struct twice *)self)->mixer));
+  EK_TRY(ek_declare_module(declaration, "first", ck_child(self, 0)));
+  EK_TRY(ek_declare_module(declaration, "second", ck_child(self, 0)));
   return ek_declare_tie(declaration, "second.table", "first.table");
 }
 
@@ -96,15 +92,10 @@ CK_BACKWARD(twice) {
   return ek_pass_child_backward(grad_inputs, pass, 0, (const ek_tensor[]){first, grad_outputs[2]});
 }
 
-static void twice_free(ek_module *self) {
-  ek_module_free(((struct twice *)self)->mixer);
-  free(self);
-}
-
-CK_MODULE_OPS_WITH(twice, .parameters = twice_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PARENT_OPS(twice, .parameters = twice_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_mixer_twice_create(ek_module **module) {
-  struct twice *m = ck_module_new(sizeof *m, &twice_ops, 2, 3);
+  struct ck_parent *m = ck_module_new(sizeof *m, &twice_ops, 2, 3);
   *module = &m->base;
-  return ck_mixer_create(&m->mixer);
+  return ck_mixer_create(&m->children[0]);
 }

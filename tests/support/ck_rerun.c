@@ -4,31 +4,12 @@
 #include "ck_rerun.h"
 
 #include "ck_mirror.h"
+#include "ck_parent.h"
 
-struct wrapper {
-  ek_module base;
-  ek_module *child;
+struct rerun {
+  struct ck_parent parent;
   enum ck_rerun_flaw flaw;
 };
-
-CK_PARAMETERS(wrapper) {
-  return ek_declare_wrapped(declaration, ((const struct wrapper *)self)->child);
-}
-
-static void wrapper_free(ek_module *self) {
-  ek_module_free(((struct wrapper *)self)->child);
-  free(self);
-}
-
-static ek_status wrapper_create(ek_module **module, ek_module *child, const ek_module_ops *ops,
-                                enum ck_rerun_flaw flaw) {
-  struct wrapper *m =
-      ck_module_new(sizeof *m, ops, ek_module_inputs(child), ek_module_outputs(child));
-  m->child = ek_module_share(child);
-  m->flaw = flaw;
-  *module = &m->base;
-  return EK_OK;
-}
 
 static void free_all(ek_tensor *tensors, size_t count) {
   for (size_t i = 0; i < count; i++) ek_tensor_free(&tensors[i]);
@@ -37,7 +18,7 @@ static void free_all(ek_tensor *tensors, size_t count) {
 /* ---- rerun ---- */
 
 CK_FORWARD(rerun) {
-  const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
+  const enum ck_rerun_flaw flaw = ((const struct rerun *)self)->flaw;
   CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .save = false);
   if (flaw == CK_RERUN_IN_BF16) options.precision = EK_PRECISION_BF16;
   if (flaw == CK_RERUN_IN_F64) options.precision = EK_PRECISION_F64;
@@ -47,7 +28,7 @@ CK_FORWARD(rerun) {
 }
 
 static ek_status run_again(const ek_module *self, ek_pass *pass, const ek_tensor *inputs) {
-  const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
+  const enum ck_rerun_flaw flaw = ((const struct rerun *)self)->flaw;
   ek_tensor outputs[EK_MAX_TENSORS] = {{0}}, shorter = inputs[0];
   if (flaw == CK_RERUN_NOT) return EK_OK;
   if (flaw == CK_RERUN_SHORTER) shorter.shape[0]--;
@@ -66,22 +47,21 @@ CK_BACKWARD(rerun) {
   }
   if (status == EK_OK) status = run_again(self, pass, inputs);
   free_all(inputs, ek_module_inputs(self));
-  if (status != EK_OK || ((const struct wrapper *)self)->flaw == CK_RERUN_NO_BACKWARD) {
-    return status;
-  }
+  if (status != EK_OK || ((const struct rerun *)self)->flaw == CK_RERUN_NO_BACKWARD) return status;
   return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
 }
 
-static const ek_module_ops rerun_ops = {
-    CK_OPS("rerun", rerun_forward, rerun_backward, wrapper_free), .parameters = wrapper_parameters,
-    .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_PARENT_OPS(rerun, .parameters = ck_parent_wraps, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_rerun_create(ek_module **module, ek_module *child) {
   return ck_rerun_create_wrong(module, child, CK_RERUN_RIGHT);
 }
 
 ek_status ck_rerun_create_wrong(ek_module **module, ek_module *child, enum ck_rerun_flaw flaw) {
-  return wrapper_create(module, child, &rerun_ops, flaw);
+  struct rerun *m = ck_parent_new(sizeof *m, &rerun_ops, ek_module_share(child));
+  m->flaw = flaw;
+  *module = &m->parent.base;
+  return EK_OK;
 }
 
 /* ---- widen ---- */
@@ -111,12 +91,12 @@ CK_BACKWARD(widen) {
   return grad_inputs == NULL ? EK_OK : convert(&grad_inputs[0], pass, ek_pass_type(pass), &dx);
 }
 
-static const ek_module_ops widen_ops = {
-    CK_OPS("widen", widen_forward, widen_backward, wrapper_free), .parameters = wrapper_parameters,
-    .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_PARENT_OPS(widen, .parameters = ck_parent_wraps, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_widen_create(ek_module **module, ek_module *child) {
-  return wrapper_create(module, child, &widen_ops, CK_RERUN_RIGHT);
+  struct ck_parent *m = ck_parent_new(sizeof *m, &widen_ops, ek_module_share(child));
+  *module = &m->base;
+  return EK_OK;
 }
 
 /* ---- counter ---- */

@@ -3,10 +3,7 @@
  */
 #include "ck_spike.h"
 
-struct spike {
-  ek_module base;
-  ek_module *inner;
-};
+#include "ck_parent.h"
 
 static struct {
   bool on;
@@ -19,12 +16,6 @@ void ck_spike_at(size_t device, double factor) {
 }
 
 void ck_spike_nowhere(void) { place.on = false; }
-
-CK_PARAMETERS(spike) {
-  return ek_declare_wrapped(declaration, ((const struct spike *)self)->inner);
-}
-
-CK_FORWARD(spike) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
 
 CK_BACKWARD(spike) {
   ek_tensor given[EK_MAX_TENSORS] = {{0}};
@@ -40,19 +31,13 @@ CK_BACKWARD(spike) {
   return ek_pass_child_backward(grad_inputs, pass, 0, given);
 }
 
-static void spike_free(ek_module *self) {
-  ek_module_free(((struct spike *)self)->inner);
-  free(self);
-}
-
-CK_MODULE_OPS_WITH(spike, .parameters = spike_parameters,
-                   .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16);
+static const ek_module_ops spike_ops = {
+    CK_OPS("spike", ck_parent_forward, spike_backward, ck_parent_free),
+    .parameters = ck_parent_wraps,
+    .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
 
 ek_module *ck_spike(ek_module *inner) {
-  struct spike *spike =
-      ck_module_new(sizeof *spike, &spike_ops, ek_module_inputs(inner), ek_module_outputs(inner));
-  spike->inner = inner;
-  return &spike->base;
+  return ck_parent_new(sizeof(struct ck_parent), &spike_ops, inner);
 }
 
 static const struct ck_workload *spiked; /* what the spiked ones compute */

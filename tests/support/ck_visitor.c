@@ -3,14 +3,11 @@
  */
 #include "ck_visitor.h"
 
-struct visitor {
-  ek_module base;
-  ek_module *child;
-};
+#include "ck_parent.h"
 
 CK_PARAMETERS(visitor) {
   EK_TRY(ek_declare_parameter(declaration, "own", 1, (const int64_t[]){5}, ek_initializer_ones()));
-  return ek_declare_module(declaration, "child", ((const struct visitor *)self)->child);
+  return ek_declare_module(declaration, "child", ck_child(self, 0));
 }
 
 CK_FORWARD(visitor) {
@@ -54,16 +51,11 @@ CK_BACKWARD(visitor) {
   return ek_op_matmul(ek_pass_stream(pass), &grad_inputs[0], &grad_outputs[0], false, &t, false, 0);
 }
 
-static void visitor_free(ek_module *self) {
-  ek_module_free(((struct visitor *)self)->child);
-  free(self);
-}
-
-CK_MODULE_OPS_WITH(visitor, .parameters = visitor_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PARENT_OPS(visitor, .parameters = visitor_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_visitor_create(ek_module **module) {
-  struct visitor *m = ck_module_new(sizeof *m, &visitor_ops, 1, 1);
-  ck_ok(ek_linear_create(&m->child, 3, 3, false));
+  CK_GOT(ek_module *, child, ek_linear_create(&child, 3, 3, false));
+  struct ck_parent *m = ck_parent_new(sizeof *m, &visitor_ops, child);
   *module = &m->base;
   return EK_OK;
 }

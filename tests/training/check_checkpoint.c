@@ -175,9 +175,9 @@ static void put_state(const char *path, const char *format, const char *name, ek
   const ek_safetensors_pair pairs[] = {{"evenkeel.state", format}, {"evenkeel.position", "0"}};
   const ek_safetensors_entry entries[] = {{"run/step", {.type = EK_I64}},
                                           {name, {.type = type, .rank = 1, .shape = {1}}}};
-  const int64_t zero = 0;
   CK_SCOPED(ek_safetensors_writer *, writer,
             ek_safetensors_create(&writer, path, entries, 2, pairs, 2));
+  const int64_t zero = 0;
   ck_ok(ek_safetensors_write(writer, 0, &zero, 8));
   ck_ok(ek_safetensors_write(writer, 1, &zero, ek_type_size(type)));
   ck_ok(ek_safetensors_finish(writer));
@@ -248,13 +248,12 @@ static void forge(const char *to, const char *from, const char *name, const void
 /* Whole files, with checksums that are right, whose numbers no run has: seen before anything is
  * written, so the model is good and what it was. */
 CK_TEST(numbers_out_of_range_are_refused) {
-  struct ck_setup setup = setup_of("mlp", 2);
   ek_checkpoint_info info;
   const char *good = states[1], *bad = states[2];
   const int64_t one = 1, below = -1, last = INT64_MAX;
   const double three = 3, nothing = NAN;
   const ek_loss_scale dynamic = EK_LOSS_SCALE_INIT;
-  setup.loss_scale = &dynamic;
+  CK_WITH(struct ck_setup, setup, setup_of("mlp", 2), .loss_scale = &dynamic);
   struct ck_training t = ck_training_opened(&setup);
   if (!no_files(&t)) {
     go(&t, 0, 1);

@@ -69,12 +69,11 @@ enum { PICTURES = 977, PIXELS = 6 * 5 };
 static ek_source *open_pictures(void) {
   static uint8_t pictures[PICTURES * PIXELS];
   static int32_t classes[PICTURES];
-  ek_image_arrays arrays = EK_IMAGE_ARRAYS_INIT;
   ek_image_options options = EK_IMAGE_OPTIONS_INIT;
   for (int32_t i = 0; i < PICTURES; i++) classes[i] = i;
   for (int i = 0; i < PICTURES * PIXELS; i++) pictures[i] = (uint8_t)(i * 7 % 251);
-  ck_assign(arrays, .count = PICTURES, .height = 6, .width = 5, .channels = 1, .pictures = pictures,
-            .classes = classes);
+  CK_WITH(ek_image_arrays, arrays, EK_IMAGE_ARRAYS_INIT, .count = PICTURES, .height = 6, .width = 5,
+          .channels = 1, .pictures = pictures, .classes = classes);
   ck_assign(options, .padding = 1, .crop[0] = 6, .crop[1] = 5, .augment = true, .seed = 9);
   CK_OPENED(ek_source *, source, ek_image_source_open_arrays(&source, &arrays, &options));
   return source;
@@ -225,8 +224,7 @@ CK_LOOP(runs_in_other_processes_have_every_sample, RUNS / RUNS_OF_A_WORLD) {
   static const size_t devices[][CK_PROCESSES] = {{1}, {2, 1}, {1, 1, 1}, {1, 3}, {1, 1, 2, 1}};
   static const size_t processes[] = {1, 2, 3, 2, 4};
   const size_t count = processes[_i % 5];
-  char part[16];
-  (void)snprintf(part, sizeof part, "%d", _i * RUNS_OF_A_WORLD);
+  const char *part = ck_text("%d", _i * RUNS_OF_A_WORLD);
   has_all(ck_processes_done(part, devices[_i % 5], count), count, (uint32_t)(_i * RUNS_OF_A_WORLD));
 }
 

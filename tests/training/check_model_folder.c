@@ -283,13 +283,12 @@ static double fact_of(const ek_module *module, const char *key) {
 CK_TEST(a_sliding_window_bounds_the_sequence) {
   ck_assert_int_eq(mkdir(folder, 0700), 0);
   for (int window = 3; window < 8; window += 4) {
-    char text[512];
-    (void)snprintf(text, sizeof text,
-                   "{\"model_type\": \"mistral\", \"vocab_size\": 7, \"hidden_size\": 16,"
-                   " \"max_position_embeddings\": 5, \"intermediate_size\": 24,"
-                   " \"num_hidden_layers\": 1, \"num_attention_heads\": 4,"
-                   " \"num_key_value_heads\": 2, \"sliding_window\": %d}",
-                   window);
+    const char *text =
+        ck_text("{\"model_type\": \"mistral\", \"vocab_size\": 7, \"hidden_size\": 16,"
+                " \"max_position_embeddings\": 5, \"intermediate_size\": 24,"
+                " \"num_hidden_layers\": 1, \"num_attention_heads\": 4,"
+                " \"num_key_value_heads\": 2, \"sliding_window\": %d}",
+                window);
     write_file("config.json", text);
     ek_module *module = read_module(NULL);
     ck_assert(fact_of(module, "max_position_embeddings") == (window < 5 ? window : 5));

@@ -437,17 +437,14 @@ static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *
 CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
   if (!ck_part(_i) || ck_precision() != 0) return;
   const int devices = _i / CK_MODES + 1;
-  char spec[64];
   struct peaks planned = {.step = {0}}, real = planned, capped = planned;
   double loss = 0;
   CK_SET_UP(struct bench, b, make_parts(&b, "gpt", (ek_mode)(_i % CK_MODES)));
   b.batch = ck_batch_make(b.setup.workload, EK_F32, LARGE, 0.2, 5);
-  (void)snprintf(spec, sizeof spec, "plan:%d", devices);
-  const uint64_t cap = run_for_peaks(&planned, &b, ck_spec(spec), false);
-  (void)snprintf(spec, sizeof spec, "cpu:%d", devices);
-  (void)run_for_peaks(&real, &b, ck_spec(spec), false);
+  const uint64_t cap = run_for_peaks(&planned, &b, ck_spec(ck_text("plan:%d", devices)), false);
+  (void)run_for_peaks(&real, &b, ck_spec(ck_text("cpu:%d", devices)), false);
   ck_assert_mem_eq(&planned, &real, sizeof planned);
-  (void)snprintf(spec, sizeof spec, "cpu:%d@%lluB", devices, (unsigned long long)cap);
+  const char *spec = ck_text("cpu:%d@%" PRIu64 "B", devices, cap);
   (void)run_for_peaks(&capped, &b, spec, true);
   ck_assert_mem_eq(capped.evaluate, real.evaluate, sizeof real.evaluate);
   b.micro_batches = 0;
@@ -757,8 +754,7 @@ CK_TEST(another_thread_is_refused) {
   const ek_status got[] = {step(&b, NULL), prepare(&b), evaluate(&b, &loss, NULL),
                            ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1),
                            ek_trainer_close(b.trainer)};
-  char message[256];
-  (void)snprintf(message, sizeof message, "%s", ek_error_message());
+  const char *message = ck_text("%s", ek_error_message());
   (void)sem_post(&go_on);
   (void)pthread_join(thread, NULL);
   for (int i = 0; i < 5; i++) ck_assert_int_eq(got[i], EK_ERR_STATE);

@@ -19,11 +19,7 @@ static void make(void) {
   best = ck_file(folder, "best");
 }
 
-static void clear(void) {
-  char command[3 * CK_FOLDER_SIZE];
-  (void)snprintf(command, sizeof command, "rm -rf %s %s", states, best);
-  ck_assert_int_eq(system(command), 0);
-}
+static void clear(void) { ck_assert_int_eq(system(ck_text("rm -rf %s %s", states, best)), 0); }
 
 /* ---- x [2] and the product of its numbers, by the number of the sample ---- */
 
@@ -118,9 +114,8 @@ static ek_trainer_run_options options_of(struct story *story) {
 
 /* A run from 0 to STEPS without an interruption, and without files. */
 static void run_whole(struct story *story, const ek_trainer_run_options *like) {
-  ek_trainer_run_options options = *like;
   ek_run_result result;
-  options.context = story;
+  CK_WITH(ek_trainer_run_options, options, *like, .context = story);
   options.folder = options.best_folder = NULL;
   options.save_every = 0;
   ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), open_products(), STEPS, &options));
@@ -186,10 +181,9 @@ CK_TEST(validation_is_the_loss_over_the_rows_that_are_asked_for) {
 CK_TEST(patience_ends_a_run_and_the_best_state_stays) {
   struct story story = {0};
   ek_source *source = open_products();
-  ek_trainer_run_options options = options_of(&story);
   ek_run_result result, again;
-  ck_assign(options, .validation = source, .validation_every = 1, .patience = 3, .folder = states,
-            .best_folder = best);
+  CK_WITH(ek_trainer_run_options, options, options_of(&story), .validation = source,
+          .validation_every = 1, .patience = 3, .folder = states, .best_folder = best);
   const ek_status status =
       ek_trainer_run(&result, open_trainer("cpu:2", 10), source, STEPS, &options);
   if (no_files(status)) return;
@@ -285,9 +279,8 @@ CK_TEST(a_signal_stops_a_run) {
   ek_world_options none = EK_WORLD_OPTIONS_INIT;
   none.source = "none";
   CK_GOT(ek_world *, world, ek_world_open(&world, &none));
-  ek_trainer_run_options options = options_of(&story);
   ek_run_result result;
-  options.world = world;
+  CK_WITH(ek_trainer_run_options, options, options_of(&story), .world = world);
   ek_world_request_stop(world);
   ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), open_products(), STEPS, &options));
   ck_assert(result.end == EK_RUN_STOPPED && result.step == 0 && isnan(result.loss));
@@ -297,9 +290,8 @@ CK_TEST(a_signal_stops_a_run) {
 CK_TEST(a_folder_that_has_a_state_is_not_new) {
   struct story story = {0};
   ek_source *source = open_products();
-  ek_trainer_run_options options = options_of(&story);
   ek_run_result result;
-  ck_assign(options, .folder = states, .fresh = true);
+  CK_WITH(ek_trainer_run_options, options, options_of(&story), .folder = states, .fresh = true);
   const ek_status status =
       ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options);
   if (no_files(status)) return;
@@ -464,9 +456,7 @@ CK_LOOP(processes_take_the_steps_of_one, 2) {
 CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
   static const size_t devices[] = {1, 1};
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  char part[sizeof damaged_part + CK_FOLDER_SIZE + 8];
-  (void)snprintf(part, sizeof part, "%s%s", damaged_part, states);
-  ck_processes_run(outcomes, part, devices, 2);
+  ck_processes_run(outcomes, ck_text("%s%s", damaged_part, states), devices, 2);
   for (size_t p = 0; p < 2; p++) {
     ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_ERR_IO, "%s", outcomes[p].message);
     ck_assert_msg(strstr(outcomes[p].message, "products: sample") != NULL, "%s",

@@ -92,13 +92,12 @@ static void check_job(struct caller *caller) {
 
 /* What a loader does, with enough rows that a device's threads share the copies. */
 static ek_status move(struct caller *caller) {
-  const int64_t shape[] = {ROWS, WIDTH};
   ek_tensor host = {0}, back = {0};
   CK_FREED(shards) shards = {0};
   CK_FREED(tensor) copy = {0};
   memset(caller->back, 0xFF, sizeof caller->back);
-  EK_TRY(ek_tensor_host(&host, caller->values, EK_F32, 2, shape));
-  EK_TRY(ek_tensor_host(&back, caller->back, EK_F32, 2, shape));
+  EK_TRY(ek_tensor_host(&host, caller->values, EK_F32, CK_SHAPE(ROWS, WIDTH)));
+  EK_TRY(ek_tensor_host(&back, caller->back, EK_F32, CK_SHAPE(ROWS, WIDTH)));
   EK_TRY(ek_scatter(&shards, caller->group, &host, EK_MEMORY_INPUTS, NULL));
   EK_TRY(ek_gather(&copy, &shards, 0, EK_MEMORY_OUTPUTS));
   EK_TRY(ek_tensor_copy(&copy, &host));

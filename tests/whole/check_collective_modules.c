@@ -9,6 +9,7 @@
  */
 #include "ck_batch_norm.h"
 #include "ck_module.h"
+#include "ck_parent.h"
 #include "ck_rerun.h"
 #include "ck_training.h"
 
@@ -125,34 +126,23 @@ static ek_module *own_create(const ek_module_ops *ops, bool alternates) {
 }
 
 /* A sequence whose last two shifts share their parameter. */
-struct pair {
-  ek_module base;
-  ek_module *sequence;
-};
-static void pair_free(ek_module *self) {
-  ek_module_free(((struct pair *)self)->sequence);
-  free(self);
-}
 CK_PARAMETERS(pair) {
-  EK_TRY(ek_declare_module(declaration, "in", ((const struct pair *)self)->sequence));
+  EK_TRY(ek_declare_module(declaration, "in", ck_child(self, 0)));
   return ek_declare_tie(declaration, "in.6.bias", "in.5.bias");
 }
-CK_FORWARD(pair) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
-CK_BACKWARD(pair) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
-CK_MODULE_OPS_WITH(pair, .types = EK_TYPES_F64, .parameters = pair_parameters);
+static const ek_module_ops pair_ops = {
+    CK_OPS("pair", ck_parent_forward, ck_parent_backward, ck_parent_free),
+    .types = EK_TYPES_F64, .parameters = pair_parameters};
 
 enum { PARTS = 7 };
 static ek_status postponing(ek_module **module) {
-  ek_module *p[PARTS];
+  ek_module *p[PARTS], *sequence = NULL;
   for (int i = 0; i < PARTS; i++) {
     p[i] = own_create(i == 1 || i == 4 ? &mark_ops : &shift_ops, i >= PARTS - 2);
   }
-  struct pair *pair = calloc(1, sizeof *pair);
-  ck_assert_ptr_nonnull(pair);
-  ck_ok(ek_sequential_create(&pair->sequence, p, PARTS));
-  for (int i = 0; i < PARTS; i++) ek_module_free(p[i]);
-  *module = &pair->base;
-  return ek_module_init(&pair->base, &pair_ops, 1, 1);
+  ck_ok(ck_sequential(&sequence, p, PARTS, NULL));
+  *module = ck_parent_new(sizeof(struct ck_parent), &pair_ops, sequence);
+  return EK_OK;
 }
 
 static ek_status normalized(ek_module **module) { return model(module, false); }

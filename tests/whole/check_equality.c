@@ -150,11 +150,10 @@ static void one_batch(struct ck_training *many, const struct ck_batch *batch,
                       const struct answer *want, struct ck_random *random, const char *where) {
   const size_t devices = ek_group_size(many->group);
   struct ck_scatter scatter;
-  char what[160];
   const ek_scatter_kind kind = (ek_scatter_kind)ck_random_integer(random, 0, 3);
   ck_scatter_random(&scatter, kind, batch->samples, devices, random);
-  snprintf(what, sizeof what, "%s, cut %d, %lld samples over %zu devices", where, (int)kind,
-           (long long)batch->samples, devices);
+  const char *what = ck_text("%s, cut %d, %lld samples over %zu devices", where, (int)kind,
+                             (long long)batch->samples, devices);
   CK_GOT(double, loss, ck_training_backward(many, batch, &scatter.options, false, &loss));
   close_to(what, many, want, loss);
   ck_ok(ek_data_parallel_model_discard(many->model));
@@ -163,8 +162,7 @@ static void one_batch(struct ck_training *many, const struct ck_batch *batch,
 
 static void all_batches(int variant, size_t devices, int placement, struct reference *reference,
                         struct ck_random *random) {
-  char spec[16];
-  snprintf(spec, sizeof spec, "cpu:%zu", devices);
+  const char *spec = ck_text("cpu:%zu", devices);
   /* Outputs are gathered on each device in turn. */
   const size_t output_device = (size_t)(placement + variant) % devices;
   struct ck_training many = ck_training_of(setup_of(variant, spec, placement, output_device));

@@ -7,6 +7,7 @@
  * model of 16 bits a module that knows f32 alone runs between casts, and its children as they know.
  */
 #include "ck_module.h"
+#include "ck_parent.h"
 #include "ck_probe.h"
 #include "ck_rerun.h"
 #include "ck_training.h"
@@ -224,18 +225,17 @@ CK_TEST(a_module_of_f32_runs_between_casts) {
 
 /* ---- a container that knows f32 alone, over children that know more ---- */
 
-/* Runs `first`, and after it `second` if there is one, whose input is made again from the
+/* Runs its first child, and after it the second if there is one, whose input is made again from the
  * container's. */
 struct container {
-  ek_module base;
-  ek_module *first, *second;
-  ek_precision asked; /* ek_child_options.precision for `first` */
+  struct ck_parent parent;
+  ek_precision asked; /* ek_child_options.precision for the first */
 };
 
 CK_PARAMETERS(container) {
-  const struct container *it = (const struct container *)self;
-  EK_TRY(ek_declare_module(declaration, "first", it->first));
-  return it->second == NULL ? EK_OK : ek_declare_module(declaration, "second", it->second);
+  ek_module *second = ck_child(self, 1);
+  EK_TRY(ek_declare_module(declaration, "first", ck_child(self, 0)));
+  return second == NULL ? EK_OK : ek_declare_module(declaration, "second", second);
 }
 
 /* It sees tensors of the type that it runs in; on a worker nothing is asserted. */
@@ -246,51 +246,33 @@ static ek_status sees(ek_pass *pass, const ek_tensor *tensor, ek_type wanted) {
 }
 
 CK_FORWARD(container) {
-  const struct container *it = (const struct container *)self;
-  ek_tensor middle = {0};
+  CK_FREED(tensor) middle = {0};
   const ek_type own = ek_module_table(self)->types == 0 ? EK_F32 : ek_pass_type(pass);
   EK_TRY(sees(pass, &inputs[0], own));
-  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .precision = it->asked);
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT,
+          .precision = ((const struct container *)self)->asked);
+  if (ck_child(self, 1) == NULL) {
+    EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
+    return sees(pass, outputs, own);
+  }
   EK_TRY(ek_pass_child_forward_with(&middle, pass, 0, inputs, &options));
-  if (it->second == NULL) {
-    *outputs = middle;
-    return sees(pass, &middle, own);
-  }
   ck_assign(options, .made_from = inputs, .precision = EK_PRECISION_DEFAULT);
-  const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
-  ek_tensor_free(&middle);
-  return status;
+  return ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
 }
 
-CK_BACKWARD(container) {
-  CK_FREED(tensor) middle = {0};
-  if (((const struct container *)self)->second == NULL) {
-    return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
-  }
-  EK_TRY(ek_pass_child_backward(&middle, pass, 1, grad_outputs));
-  return ek_pass_child_backward(grad_inputs, pass, 0, &middle);
-}
-
-static void container_free(ek_module *self) {
-  ek_module_free(((struct container *)self)->first);
-  ek_module_free(((struct container *)self)->second);
-  free(self);
-}
-
-CK_MODULE_OPS_WITH(container, .parameters = container_parameters);
-
+#define CONTAINER_OPS CK_OPS("container", container_forward, ck_parent_backward, ck_parent_free)
+static const ek_module_ops container_ops = {CONTAINER_OPS, .parameters = container_parameters};
 static const ek_module_ops knowing_ops = {
-    CK_OPS("container", container_forward, container_backward, container_free),
-    .parameters = container_parameters, .types = EK_TYPES_F32 | EK_TYPES_BF16 | EK_TYPES_F16};
+    CONTAINER_OPS, .parameters = container_parameters,
+    .types = EK_TYPES_F32 | EK_TYPES_BF16 | EK_TYPES_F16};
 
 /* Takes over the children. */
 static ek_module *container_of(const ek_module_ops *ops, ek_module *first, ek_module *second,
                                ek_precision asked) {
-  struct container *it = ck_module_new(sizeof *it, ops, 1, 1);
-  it->first = first;
-  it->second = second;
+  struct container *it = ck_parent_new(sizeof *it, ops, first);
+  it->parent.children[1] = second;
   it->asked = asked;
-  return &it->base;
+  return &it->parent.base;
 }
 
 static ek_status contained_mlp(ek_module **module, const ek_module_ops *ops) {

@@ -5,23 +5,17 @@
 #include "ek_check.h"
 
 struct head {
-  ek_criterion *criterion;
   ek_replica *replica;
   ek_tensor scales; /* of reduction mean and sum */
 };
 
 static struct head head_open(struct ck_rig *rig, ek_criterion *criterion) {
-  struct head h = {.criterion = criterion};
+  struct head h;
   const double scales[] = {0.5, 0};
   CK_WITH(ek_replica_options, o, EK_REPLICA_OPTIONS_INIT, .type = rig->type);
-  ck_ok(ek_replica_open(&h.replica, rig->device, &criterion->base, &o));
+  ck_kept(ek_replica_open(&h.replica, rig->device, &criterion->base, &o), h.replica);
   h.scales = *ck_tensor_of(rig, EK_F64, scales, CK_SHAPE(1, 2));
   return h;
-}
-
-static void head_close(struct head *h) {
-  ek_replica_free(h->replica);
-  ek_criterion_free(h->criterion);
 }
 
 static void set_parameter(const struct head *h, const char *name, const double *values) {
@@ -57,12 +51,13 @@ CK_PART_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     }
   }
   for (uint64_t block = 1; block <= ROWS + 1; block++) {
-    ek_criterion *criterion = NULL;
+    const size_t mark = ck_mark();
     CK_WITH(ek_cross_entropy_options, loss, EK_CROSS_ENTROPY_OPTIONS_INIT, .ignore_index = -1,
             .classes = CLASSES);
     CK_WITH(ek_linear_cross_entropy_options, o, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, .loss = &loss,
             .logits_bytes = block * COLUMNS * ek_type_size(rig->type));
-    ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, COLUMNS, &o));
+    CK_OPENED(ek_criterion *, criterion,
+              ek_linear_cross_entropy_create(&criterion, WIDTH, COLUMNS, &o));
     struct head head = head_open(rig, criterion);
     set_parameter(&head, "weight", w);
     ek_tensor inputs[2] = {ck_upload(rig->device, rig->type, h, CK_SHAPE(ROWS, WIDTH)),
@@ -71,9 +66,9 @@ CK_PART_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT,
             .promise.gradient_now = way == BACKWARD ? 0 : 0.5,
             .promise.overwrite_inputs = way == OVER);
-    CK_GOT(ek_pass *, pass, ek_pass_open(&pass, head.replica, &options));
-    ck_ok(ek_pass_run_forward(&totals, pass, inputs));
-    ck_ok(ek_pass_run_backward(gradients, pass, &head.scales));
+    CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, head.replica, &options));
+    ck_kept(ek_pass_run_forward(&totals, pass, inputs), totals);
+    ck_kept(ek_pass_run_backward(gradients, pass, &head.scales), gradients[0]);
     double got[2], dw[COLUMNS * WIDTH], zeros[ROWS * WIDTH] = {0};
     const double bound[] = {8 * rig->unit * ROWS, 0}, sums[] = {weight * log(4.0), weight};
     ck_get(got, &totals);
@@ -83,12 +78,7 @@ CK_PART_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     ck_within("dh", ck_read(rig, &gradients[0]), zeros, NULL, ROWS * WIDTH);
     ck_assert_int_eq(gradients[0].data == inputs[0].data, way == OVER);
     ck_assert(!ek_tensor_exists(&gradients[1]));
-    ek_tensor_free(&gradients[0]);
-    ek_tensor_free(&totals);
-    ek_pass_free(pass);
-    ek_tensor_free(&inputs[0]);
-    ek_tensor_free(&inputs[1]);
-    head_close(&head);
+    ck_release(mark);
   }
 }
 
@@ -101,8 +91,9 @@ CK_LOOP(single_losses, CK_VARIANTS) {
           .reduction = EK_REDUCTION_NONE, .label_smoothing = 0.25);
   CK_WITH(ek_linear_cross_entropy_options, o, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, .loss = &loss,
           .bias = true, .logits_bytes = 3 * CLASSES * ek_type_size(rig->type));
-  CK_GOT(ek_criterion *, criterion, ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &o));
-  CK_GOT(ek_criterion *, plain, ek_cross_entropy_create(&plain, &loss));
+  CK_OPENED(ek_criterion *, criterion,
+            ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &o));
+  CK_OPENED(ek_criterion *, plain, ek_cross_entropy_create(&plain, &loss));
   struct head head = head_open(rig, criterion);
   const double *h = ck_values(rig, ROWS * WIDTH, -1, 1),
                *t = ck_integers(rig, ROWS, 0, CLASSES - 1);
@@ -128,7 +119,7 @@ CK_LOOP(single_losses, CK_VARIANTS) {
 
   /* The same, apart. */
   CK_WITH(ek_replica_options, how, EK_REPLICA_OPTIONS_INIT, .type = rig->type);
-  CK_GOT(ek_replica *, other, ek_replica_open(&other, rig->device, &plain->base, &how));
+  CK_OPENED(ek_replica *, other, ek_replica_open(&other, rig->device, &plain->base, &how));
   ek_tensor apart_inputs[2] = {logits[0], inputs[1]}, losses[2] = {{0}}, dlogits[2] = {{0}};
   ck_ok(ek_pass_open(&pass, other, NULL));
   ck_ok(ek_pass_run_forward(losses, pass, apart_inputs));
@@ -147,9 +138,6 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ek_tensor *freed[] = {&logits[0], &results[0], &results[1], &gradients[0],
                         &losses[0], &losses[1],  &dlogits[0]};
   for (size_t i = 0; i < sizeof freed / sizeof *freed; i++) ek_tensor_free(freed[i]);
-  ek_replica_free(other);
-  ek_criterion_free(plain);
-  head_close(&head);
 }
 
 CK_SUITE("fused_head")

@@ -46,22 +46,15 @@ static void open_run(struct run *r, const struct setting *s, const char *spec, e
   r->trainer = ck_trainer_open(&r->setup);
 }
 
-static void close_run(struct run *r) {
-  ck_ok(ek_trainer_close(r->trainer));
-  ck_no_memory_held(r->group);
-  ek_group_free(r->group);
-}
-
 struct batch {
   int32_t x[MOST_SAMPLES * SEQUENCE], y[MOST_SAMPLES * SEQUENCE];
   ek_tensor input, target;
 };
 
 static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
-  const int64_t shape[] = {samples, SEQUENCE};
   ck_gpt_tokens(b->x, b->y, samples * SEQUENCE, VOCABULARY, CLASSES, number);
-  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, 2, shape));
-  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
+  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, CK_SHAPE(samples, SEQUENCE)));
+  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, CK_SHAPE(samples, SEQUENCE)));
 }
 
 static int64_t read_parameter(double *values, const struct run *r, const char *name) {
@@ -93,7 +86,7 @@ CK_PART_LOOP(the_same_training, SETTINGS * MODES) {
   double losses[2][STEPS + 1];
   int64_t count = 0;
   for (int fused = 0; fused < 2; fused++) {
-    CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1), close_run);
+    CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1));
     train(&r, losses[fused]);
     count = read_parameter(table[fused], &r, "tokens.weight");
     read_parameter(head[fused], &r, "head.weight");
@@ -112,7 +105,7 @@ CK_LOOP(the_same_logits, SETTINGS) {
   CK_SET_UP(struct batch, b, batch_make(&b, 7, 9));
   for (int fused = 0; fused < 2; fused++) {
     const int64_t shape[] = {7, SEQUENCE, VOCABULARY};
-    CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1), close_run);
+    CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1));
     CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, r.trainer, &b.input, 1));
     CK_GOT(ek_tensor, host, ek_tensor_host(&host, logits[fused], EK_F64, 3, shape));
     ck_ok(ek_gather_host(&host, &outputs));
@@ -131,8 +124,7 @@ CK_TEST(micro_batches) {
   batch_make(&second, 3, 21);
   for (int fused = 0; fused < 2; fused++) {
     ek_step_result result;
-    CK_SCENE(struct run, r, open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1),
-             close_run);
+    CK_SCENE(struct run, r, open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1));
     for (int k = 0; k < 2; k++) {
       const struct batch *b = k == 0 ? &first : &second;
       const ek_tensor inputs[] = {b->input, b->target};
@@ -167,7 +159,7 @@ static void peaks(uint64_t bytes[3], uint64_t logits[3], const char *spec, ek_mo
                   bool fused) {
   double losses[STEPS + 1];
   ek_memory_usage usage;
-  CK_SCENE(struct run, r, open_run(&r, &settings[0], spec, mode, fused), close_run);
+  CK_SCENE(struct run, r, open_run(&r, &settings[0], spec, mode, fused));
   train(&r, losses);
   for (size_t k = 0; k < 3; k++) {
     ck_ok(ck_memory_stats(&usage, ek_group_device(r.group, k)));

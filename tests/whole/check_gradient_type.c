@@ -60,9 +60,8 @@ static ek_status wide_mlp(ek_module **module) {
 CK_PART_LOOP(a_gradient_is_rounded_once, ck_if_halves(CASES)) {
   for (int w = 0; w <= CK_WORKLOADS; w++) {
     struct ck_workload workload = *(w < CK_WORKLOADS ? &ck_workloads[w] : ck_workload("mlp"));
-    struct ck_setup setup = setup_of(_i, workload.name, "cpu:1");
     if (w == CK_WORKLOADS) workload.module = wide_mlp;
-    setup.workload = &workload;
+    CK_WITH(struct ck_setup, setup, setup_of(_i, workload.name, "cpu:1"), .workload = &workload);
     CK_WITH(struct ck_setup, wide, setup, .options.gradient_type = EK_F32);
     double *got = gradients_of(&setup, 0, 0, SAMPLES);
     double *want = gradients_of(&wide, 0, 0, SAMPLES);

@@ -43,8 +43,7 @@ CK_PARAMETERS(stripes) {
     const int what = all < 0 ? stripes[k].what : all;
     CK_WITH(ek_parameter_options, options, EK_PARAMETER_OPTIONS_INIT,
             .no_decay = (what & NO_DECAY) != 0, .frozen = (what & FROZEN) != 0);
-    const int64_t shape[] = {stripes[k].rows, N};
-    EK_TRY(ek_declare_parameter_with(declaration, stripes[k].name, 2, shape,
+    EK_TRY(ek_declare_parameter_with(declaration, stripes[k].name, CK_SHAPE(stripes[k].rows, N),
                                      ek_initializer_uniform(-0.1, 0.3), &options));
     if (stripes[k].source != NULL) {
       EK_TRY(ek_declare_tie(declaration, stripes[k].name, stripes[k].source));

@@ -33,10 +33,9 @@ struct batch {
 
 /* Some targets are ignored. */
 static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
-  const int64_t shape[] = {samples, SEQUENCE};
   ck_gpt_tokens(b->x, b->y, samples * SEQUENCE, VOCABULARY, VOCABULARY, number);
-  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, 2, shape));
-  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
+  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, CK_SHAPE(samples, SEQUENCE)));
+  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, CK_SHAPE(samples, SEQUENCE)));
 }
 
 CK_ADAMW(fast_adamw, .learning_rate = 0.05)

@@ -66,9 +66,8 @@ CK_PART_LOOP(capacity_is_exact, CASES) {
     }
     for (int backend = 0; backend < 2; backend++) {
       for (int less = 0; less < 2; less++) {
-        char spec[64];
-        snprintf(spec, sizeof spec, "%s:3@%" PRIu64 "B", backends[backend],
-                 peak - (less == 0 ? 0 : EK_MEMORY_UNIT));
+        const char *spec = ck_text("%s:3@%" PRIu64 "B", backends[backend],
+                                   peak - (less == 0 ? 0 : EK_MEMORY_UNIT));
         CK_HELD(ek_group *, group, ck_open(spec, 1));
         if (less == 0) {
           ck_ok(train(&setup, group, &batch));

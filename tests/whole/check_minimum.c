@@ -56,10 +56,9 @@ static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
       ck_gpt_sizes(s->vocabulary, s->sequence, s->width, s->layers, s->heads);
   struct ck_setup setup = ck_setup_gpt(&gpt, NULL, NULL, mode);
   struct ck_batch batch = {.samples = s->batch, .inputs = 1, .targets = 1};
-  const int64_t shape[] = {s->batch, s->sequence};
   static int32_t nothing[1]; /* `plan` reads no memory */
   setup.keep_outputs = s->keep_outputs;
-  ck_ok(ek_tensor_host(&batch.input[0], nothing, EK_I32, 2, shape));
+  ck_ok(ek_tensor_host(&batch.input[0], nothing, EK_I32, CK_SHAPE(s->batch, s->sequence)));
   batch.target[0] = batch.input[0];
   CK_GOT(struct ck_training, t, ck_training_try(&t, &setup, group));
   for (int step = 0; step < 2; step++) ck_ok(ck_training_step(&t, &batch, NULL));

@@ -297,11 +297,10 @@ CK_LOOP(a_root_gives_rows_for_its_samples, 6 * CK_MODES) {
 /* No module follows: integers may come out. */
 CK_TEST(a_root_without_gradient_may_give_integers) {
   CK_SET_UP(struct bench, b, bench_open(&b, EK_MODE_REPLICATED, false));
-  const int64_t shape[] = {SAMPLES, WIDTH};
   CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   b.fiend->fault = INTEGERS;
   b.fiend->device = SIZE_MAX;
-  CK_GOT(ek_tensor, x, ek_tensor_host(&x, b.x, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, b.x, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
   CK_OPENED(ek_shards, outputs,
             ek_data_parallel_model_forward(&outputs, b.training.model, &x, 1, &options));
   ck_assert_int_eq(outputs.parts[1].type, EK_I32);

@@ -25,7 +25,6 @@ struct bench {
 };
 
 static void bench_open(struct bench *b) {
-  const int64_t shape[] = {4, 2};
   memset(b, 0, sizeof *b);
   b->group = ck_open_exactly("plan:2", 1);
   ck_kept(ek_linear_create(&b->module, 2, 2, true), b->module);
@@ -38,8 +37,8 @@ static void bench_open(struct bench *b) {
     ck_kept(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL),
             b->replicas[k]);
   }
-  ck_ok(ek_tensor_host(&b->input, b->x, EK_F32, 2, shape));
-  ck_ok(ek_tensor_host(&b->target, b->y, EK_F32, 2, shape));
+  ck_ok(ek_tensor_host(&b->input, b->x, EK_F32, CK_SHAPE(4, 2)));
+  ck_ok(ek_tensor_host(&b->target, b->y, EK_F32, CK_SHAPE(4, 2)));
 }
 
 /* ---- one call for each struct: `o` is the struct ---- */
@@ -529,8 +528,7 @@ CK_LOOP(other_sizes_are_refused, ROWS) {
   const struct row *row = &rows[_i];
   const size_t sizes[] = {0, 1, sizeof(size_t) - 1, row->size + 1, 2 * row->size, SIZE_MAX};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-    char text[128];
-    snprintf(text, sizeof text, "%s.size is %zu, expected %zu", row->name, sizes[i], row->size);
+    const char *text = ck_text("%s.size is %zu, expected %zu", row->name, sizes[i], row->size);
     void *o = made(row, row->size);
     memcpy(o, &sizes[i], sizeof sizes[i]);
     ck_invalid(row->use(&b, o), text);

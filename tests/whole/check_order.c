@@ -25,14 +25,12 @@ static void bed_drop(struct bed *bed, int i) {
   for (size_t j = 0; j < CK_BATCH_TENSORS; j++) ek_shards_free(&bed->out[i][j]);
 }
 
-static void bed_close(struct bed *bed) {
-  for (int i = 0; i < 2; i++) bed_drop(bed, i);
-  ck_training_close(&bed->t);
-}
-
+/* Of a failure nothing is kept: what there was is. */
 static ek_status forward(struct bed *bed, int i, const ek_forward_options *options) {
-  return ek_data_parallel_model_forward(bed->out[i], bed->t.model, bed->batch[i].input,
-                                        bed->batch[i].inputs, options);
+  EK_TRY(ek_data_parallel_model_forward(bed->out[i], bed->t.model, bed->batch[i].input,
+                                        bed->batch[i].inputs, options));
+  for (size_t j = 0; j < CK_BATCH_TENSORS; j++) ck_keep(bed->out[i][j]);
+  return EK_OK;
 }
 
 static ek_status loss_forward(struct bed *bed, int i) {
@@ -47,7 +45,7 @@ static ek_status loss_backward(struct bed *bed) {
 
 /* The gradient of batch 0, undisturbed; and whether it is what a disturbed bed gives now. */
 static void same_as_undisturbed(struct bed *bed, const char *workload, ek_mode mode) {
-  CK_SCENE(struct bed, fresh, bed_open(&fresh, workload, mode), bed_close);
+  CK_SCENE(struct bed, fresh, bed_open(&fresh, workload, mode));
   ck_ok(ck_training_backward(&fresh.t, &fresh.batch[0], NULL, false, NULL));
   ck_ok(ck_training_backward(&bed->t, &bed->batch[0], NULL, false, NULL));
   ck_runs_agree(&bed->t, &fresh.t, CK_GRADIENTS, 0);
@@ -56,7 +54,7 @@ static void same_as_undisturbed(struct bed *bed, const char *workload, ek_mode m
 /* forward(A), forward(B), criterion(A's outputs), backward: B's pass would get A's gradient. */
 CK_LOOP(outputs_of_an_earlier_forward, CK_MODES) {
   double loss[2] = {0, 0};
-  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i), bed_close);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i));
   ck_ok(forward(&bed, 0, NULL));
   ck_ok(loss_forward(&bed, 0));
   ck_ok(ek_data_parallel_criterion_loss(&loss[0], NULL, bed.t.loss));
@@ -72,7 +70,7 @@ CK_LOOP(outputs_of_an_earlier_forward, CK_MODES) {
 
 CK_LOOP(each_reason, CK_MODES) {
   CK_WITH(ek_forward_options, without, EK_FORWARD_OPTIONS_INIT, .gradient = false);
-  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i), bed_close);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i));
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "no criterion forward");
   ck_ok(forward(&bed, 0, &without));
   ck_ok(loss_forward(&bed, 0));
@@ -99,7 +97,7 @@ CK_LOOP(each_reason, CK_MODES) {
 
 /* Another model of the same module, in the same group. */
 CK_LOOP(outputs_of_another_model, CK_MODES) {
-  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i), bed_close);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i));
   CK_GOT(struct ck_training, other, ck_training_try(&other, &bed.t.setup, bed.t.group));
   ck_ok(forward(&bed, 0, NULL));
   ck_ok(ek_data_parallel_model_forward(bed.out[1], other.model, bed.batch[1].input,
@@ -118,7 +116,7 @@ CK_LOOP(outputs_of_another_model, CK_MODES) {
 /* Two outputs of one shape in the wrong order: each would get the other's gradient. */
 CK_LOOP(outputs_that_are_swapped, CK_MODES) {
   ek_shards keep;
-  CK_SCENE(struct bed, bed, bed_open(&bed, "mixer", (ek_mode)_i), bed_close);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, "mixer", (ek_mode)_i));
   ck_ok(forward(&bed, 0, NULL));
   ek_shards *out = bed.out[0];
   keep = out[0], out[0] = out[1], out[1] = keep;
@@ -133,7 +131,7 @@ CK_LOOP(outputs_that_are_swapped, CK_MODES) {
 
 /* Tensors that a program made itself have a loss and no backward. */
 CK_TEST(outputs_of_ones_own) {
-  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", EK_MODE_REPLICATED), bed_close);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, "mlp", EK_MODE_REPLICATED));
   ck_ok(forward(&bed, 0, NULL));
   ek_shards *own = &bed.out[0][0];
   own->private_members.forward = 0;
@@ -145,14 +143,13 @@ CK_TEST(outputs_of_ones_own) {
 /* A forward that fails, early or late, leaves what `outputs` holds. */
 CK_LOOP(a_failing_forward_leaves_outputs, CK_MODES) {
   ek_shards held[CK_BATCH_TENSORS];
-  CK_SCENE(struct bed, bed, bed_open(&bed, "mixer", (ek_mode)_i), bed_close);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, "mixer", (ek_mode)_i));
   ck_ok(forward(&bed, 0, NULL));
   memcpy(held, bed.out[0], sizeof held);
   uint64_t n = 0;
   while (ck_device_fails(&n, ek_group_device(bed.t.group, 1), forward(&bed, 0, NULL))) {
     ck_assert_mem_eq(held, bed.out[0], sizeof held);
   }
-  for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&held[i]);
 }
 
 CK_SUITE("order")

@@ -67,25 +67,16 @@ struct bed {
 
 static void open_bed(struct bed *bed, bool own, ek_precision precision, const char *spec) {
   double numbers[SAMPLES * TOKENS];
-  ek_module *module = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   if (precision == EK_PRECISION_F64) options.type = EK_F64;
   options.precision = precision;
   bed->group = ck_open_exactly(spec, 1);
   bed->device = ek_group_device(bed->group, 0);
-  ck_ok(own ? create_own(&module) : create_stock(&module));
-  ck_ok(ek_replica_open(&bed->replica, bed->device, module, &options));
+  CK_OPENED(ek_module *, module, (own ? create_own(&module) : create_stock(&module)));
+  ck_kept(ek_replica_open(&bed->replica, bed->device, module, &options), bed->replica);
   ck_ok(ek_replica_refresh(bed->replica));
-  ek_module_free(module);
   for (int i = 0; i < SAMPLES * TOKENS; i++) numbers[i] = (i * 7) % VOCABULARY;
   bed->tokens = ck_upload(bed->device, EK_I32, numbers, CK_SHAPE(SAMPLES, TOKENS));
-}
-
-static void close_bed(struct bed *bed) {
-  ek_tensor_free(&bed->tokens);
-  ek_replica_free(bed->replica);
-  ck_no_memory_held(bed->group);
-  ek_group_free(bed->group);
 }
 
 /* There and back, with the logits as their own gradients; *logits may be NULL. */
@@ -152,19 +143,16 @@ static void measure(struct cost *cost, const struct bed *bed) {
  * twenty passes. */
 static void compare(const char *spec, ek_precision precision, bool count, ek_memory_usage *usage) {
   struct cost stock = {.work = 0}, own = {.work = 0};
-  CK_SET_UP(struct bed, bed, open_bed(&bed, false, precision, spec));
-  measure(&stock, &bed);
-  if (count) stock.work = count_work(&bed);
-  if (count) ck_assert_uint_gt(stock.work, LAYERS * 3 * 4); /* its products alone */
-  close_bed(&bed);
-  open_bed(&bed, true, precision, spec);
-  measure(&own, &bed);
-  if (count) {
+  for (int which = 0; which < 2; which++) {
+    CK_SCENE(struct bed, bed, open_bed(&bed, which == 1, precision, spec));
+    measure(which == 1 ? &own : &stock, &bed);
+    if (!count) continue;
+    if (which == 0) stock.work = count_work(&bed);
+    ck_assert_uint_gt(stock.work, LAYERS * 3 * 4); /* its products alone */
     ck_assert_msg(takes_more(&bed, stock.work - 1) && !takes_more(&bed, stock.work),
                   "%s on %s: not the stock one's %d pieces of work", families[now.family], spec,
                   (int)stock.work);
   }
-  close_bed(&bed);
   ck_same_peaks(families[now.family], &stock.usage, &own.usage, 1);
   ck_assert_uint_eq(own.usage.current_bytes, stock.usage.current_bytes);
   ck_assert_uint_eq(own.allocations, stock.allocations);

@@ -150,7 +150,6 @@ CK_TEST(where_nothing_runs) {
     ck_fails(ek_device_parallel_for(device, 1, note_range, &loop), EK_ERR_UNSUPPORTED, "cpu:0");
   }
   ck_assert_int_eq(atomic_load(&loop.calls), 0);
-  ck_ok(ek_group_close(group));
 }
 
 CK_SUITE("parallel for")

@@ -244,9 +244,8 @@ static ek_module *draw(struct tree *tree, int depth) {
 
 static struct tree of_tree;
 static ek_status random_tree(ek_module **module, bool wrap) {
-  struct tree tree = of_tree;
   ek_module *parts[3] = {NULL};
-  tree.wrap = wrap;
+  CK_WITH(struct tree, tree, of_tree, .wrap = wrap);
   ck_ok(ek_linear_create(&parts[0], IN, WIDTH, true));
   parts[1] = draw_sequential(&tree, 0);
   ck_ok(ek_linear_create(&parts[2], WIDTH, CLASSES, true));

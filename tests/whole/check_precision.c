@@ -305,9 +305,8 @@ static ek_status wide_mlp(ek_module **module) {
 }
 
 CK_PART_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
-  struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
   CK_WITH(struct ck_workload, wide, *ck_workload("mlp"), .module = wide_mlp);
-  setup.workload = &wide;
+  CK_WITH(struct ck_setup, setup, setup_of(_i, "mlp", "cpu:3"), .workload = &wide);
   struct ck_training from = ck_training_opened(&setup);
   setup.options.seed++;
   struct ck_training to = ck_training_opened(&setup);
@@ -324,7 +323,6 @@ CK_GPT(small_gpt, ck_gpt_sizes(50, 6, 16, 3, 2), .dropout = 0.1, .recompute = po
 /* Recomputation, dropout and ties, in two micro-batches: the same bits; with `cheap` those of
  * another deterministic group (numerics.md). */
 CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
-  struct ck_workload workload = *ck_workload("gpt");
   static const struct {
     ek_recompute_kind kind;
     int like;
@@ -333,7 +331,7 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
       {EK_RECOMPUTE_NONE, 0, false}, {EK_RECOMPUTE_EVERY, 0, false}, {EK_RECOMPUTE_ALL, 0, false},
       {EK_RECOMPUTE_NONE, 3, true}, {EK_RECOMPUTE_CHEAP, 3, true}};
   double *values[5];
-  workload.module = small_gpt;
+  CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = small_gpt);
   for (int i = 0; i < 5; i++) {
     ck_deterministic(cases[i].deterministic);
     struct ck_setup setup = setup_of(_i * CK_PLACEMENTS + 3, "gpt", "cpu:2");

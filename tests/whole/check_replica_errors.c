@@ -25,13 +25,12 @@ static void no_trouble(void) {
 /* ---- the module ---- */
 
 CK_PARAMETERS(product) {
-  static const int64_t shape[] = {N};
   for (int i = 0; i < LAYERS; i++) {
     char name[16];
     snprintf(name, sizeof name, "p%d", i);
-    EK_TRY(ek_declare_parameter(declaration, name, 1, shape, ek_initializer_uniform(0.5, 1.5)));
+    EK_TRY(ek_declare_parameter(declaration, name, CK_SHAPE(N), ek_initializer_uniform(0.5, 1.5)));
   }
-  return ek_declare_buffer(declaration, "b", 1, shape, ek_initializer_zeros());
+  return ek_declare_buffer(declaration, "b", CK_SHAPE(N), ek_initializer_zeros());
 }
 
 CK_FORWARD(product) {
@@ -112,8 +111,7 @@ static void open_bench(struct bench *b, int placement) {
 
 /* The step failed as it was meant to; the next one is that of the other training. */
 static void fails_and_recovers(struct bench *b, size_t device, const char *what) {
-  char text[96];
-  snprintf(text, sizeof text, "replica %zu on cpu:%zu: %s", device, device, what);
+  const char *text = ck_text("replica %zu on cpu:%zu: %s", device, device, what);
   const double start = ck_now();
   ck_fails(ck_training_backward(&b->training, &b->batch, NULL, false, NULL), EK_ERR_IO, text);
   ck_assert_double_lt(ck_now() - start, patience);

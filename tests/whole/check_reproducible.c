@@ -87,10 +87,9 @@ struct outcome {
 };
 
 static ek_group *open_group(const char *backend, size_t devices, int threads) {
-  char spec[32];
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true,
           .threads_per_device = threads);
-  (void)snprintf(spec, sizeof spec, "%s:%zu", backend, devices);
+  const char *spec = ck_text("%s:%zu", backend, devices);
   CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
   return ck_keep(group);
 }
@@ -367,10 +366,9 @@ CK_LOOP(a_fused_loss, 3) {
 
 /* Grains change the order of sums, and nothing else. */
 CK_LOOP(one_grain_or_many_differ_by_rounding, CK_WORKLOADS) {
-  struct run run = ragged_run(&ck_workloads[_i]);
   const struct place alone = {1, EK_MODE_REPLICATED, 1, false, false, false};
   const struct place places[STEPS] = {alone, alone, alone};
-  run.type = EK_F64;
+  CK_WITH(struct run, run, ragged_run(&ck_workloads[_i]), .type = EK_F64);
   struct outcome many = train(&run, places);
   run.grains = 0;
   struct outcome none = train(&run, places);
@@ -463,7 +461,6 @@ CK_TEST(what_is_refused) {
   refuses(&run, &place, group, EK_ERR_INVALID_ARGUMENT, "at least the 3 devices");
   run.grains = 257;
   refuses(&run, &place, group, EK_ERR_INVALID_ARGUMENT, "at most 256");
-  ek_group_free(other);
 }
 
 /* A module that comes to a collective with its first sample alone, or with another number of
@@ -540,7 +537,6 @@ CK_TEST(shards_are_cut_between_grains) {
   struct ck_batch batch = ck_batch_make(run.workload, run.type, 20, 0, 3);
   ek_shards input = {0}, outputs = {0};
   ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ck_ok(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter)); /* 7 7 6 */
   ck_fails(ek_data_parallel_model_forward_shards(&outputs, training.model, &input, 1, NULL),
            EK_ERR_SHAPE,
@@ -553,7 +549,7 @@ CK_TEST(shards_are_cut_between_grains) {
            EK_ERR_SHAPE,
            "device number 1 has 9 samples; its grains of a reproducible model have 7");
   ek_shards_free(&input);
-  forward.scatter = &scatter;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .scatter = &scatter);
   ck_invalid(ek_data_parallel_model_forward(&outputs, training.model, batch.input, 1, &forward),
              "options.scatter");
   scatter.kind = EK_SCATTER_GRAINS;
@@ -571,8 +567,7 @@ CK_TEST(shards_are_cut_between_grains) {
 
 /* Each sample of 4 numbers as 2 rows of 2. */
 CK_FORWARD(halves) {
-  const int64_t shape[] = {2 * inputs[0].shape[0], 2};
-  EK_TRY(ek_pass_output(&outputs[0], pass, inputs[0].type, 2, shape));
+  EK_TRY(ek_pass_output(&outputs[0], pass, inputs[0].type, CK_SHAPE(2 * inputs[0].shape[0], 2)));
   return ek_op_copy(ek_pass_stream(pass), &outputs[0], &inputs[0]);
 }
 

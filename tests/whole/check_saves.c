@@ -43,8 +43,8 @@ static void open_all(void) {
 }
 
 static void close_all(void) {
-  char command[128];
   ck_training_close(&t);
+  char command[128];
   (void)snprintf(command, sizeof command, "rm -rf %s/*", folder);
   ck_assert_int_eq(system(command), 0);
 }
@@ -218,9 +218,8 @@ CK_TEST(whole_numbers_are_no_weights) {
 /* Two in the background and one in the foreground, of three steps or of one. */
 CK_LOOP(saves_overlap, 2) {
   enum { ROUNDS = 12 };
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   if (!files) return;
-  options.keep = 3;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = 3);
   for (int round = 0; round < ROUNDS; round++) {
     ek_checkpoint_write *writes[2] = {NULL, NULL};
     for (int i = 0; i < 2; i++) {

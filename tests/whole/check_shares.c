@@ -6,6 +6,7 @@
 
 #include "ck_gpt.h"
 #include "ck_mirror.h"
+#include "ck_parent.h"
 #include "ck_training.h"
 
 enum { DEVICES = 3, STEPS = 3, KINDS = 2, CASES = KINDS * CK_WORKLOADS };
@@ -126,14 +127,9 @@ CK_LOOP(a_pass_of_ones_own_is_refused, KINDS) {
 /* Does the work of its child, a unit; it keeps a parameter from forward to backward. */
 static atomic_int wrong;
 
-struct wrapper {
-  ek_module base;
-  ek_module *inner;
-};
-
 CK_PARAMETERS(unit) {
   EK_TRY(ek_declare_unit(declaration));
-  return ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner);
+  return ck_parent_wraps(self, declaration);
 }
 
 CK_FORWARD(unit) {
@@ -156,21 +152,11 @@ CK_BACKWARD(unit) {
   return ck_mirrors_close(&m);
 }
 
-static void unit_free(ek_module *self) {
-  ek_module_free(((struct wrapper *)self)->inner);
-  free(self);
-}
+CK_PARENT_OPS(unit, .parameters = unit_parameters);
 
-CK_MODULE_OPS_WITH(unit, .parameters = unit_parameters);
-
-/* Takes over `inner`. */
-static ek_status unit_create(ek_module **module, ek_module *inner) {
-  struct wrapper *m = calloc(1, sizeof *m);
-  if (m == NULL) return EK_ERR_OUT_OF_MEMORY;
-  m->inner = inner;
-  const ek_status status = ek_module_init(&m->base, &unit_ops, 1, 1);
-  *module = &m->base;
-  return status;
+/* Takes over the child. */
+static ek_module *parent_of(const ek_module_ops *ops, ek_module *child) {
+  return ck_parent_new(sizeof(struct ck_parent), ops, child);
 }
 
 /* A model of three such units, or of what is in them. */
@@ -180,7 +166,7 @@ static ek_status chain_of(ek_module **module, bool units) {
   size_t count = 0;
   for (size_t i = 0; i < 3; i++) {
     ck_ok(ek_linear_create(&parts[count], sizes[i], sizes[i + 1], true));
-    if (units) ck_ok(unit_create(&parts[count], parts[count]));
+    if (units) parts[count] = parent_of(&unit_ops, parts[count]);
     count++;
     if (i == 1) ck_ok(ek_activation_create(&parts[count++], EK_ACTIVATION_RELU));
   }
@@ -198,14 +184,9 @@ CK_LOOP(a_program_marks_units, CK_PLACEMENTS) {
 }
 
 /* Runs its two children in an order of the device's. */
-struct moody {
-  ek_module base;
-  ek_module *inner;
-};
-
 CK_PARAMETERS(moody) {
-  EK_TRY(ek_declare_module(declaration, "a", ((const struct moody *)self)->inner));
-  return ek_declare_module(declaration, "b", ((const struct moody *)self)->inner);
+  EK_TRY(ek_declare_module(declaration, "a", ck_child(self, 0)));
+  return ek_declare_module(declaration, "b", ck_child(self, 0));
 }
 
 CK_FORWARD(moody) {
@@ -217,14 +198,16 @@ CK_FORWARD(moody) {
 
 CK_BACKWARD(moody) { return EK_OK; }
 
-static const ek_module_ops moody_ops = {CK_OPS("moody", moody_forward, moody_backward, unit_free),
-                                        .parameters = moody_parameters};
+CK_PARENT_OPS(moody, .parameters = moody_parameters);
+
+static ek_module *linear(void) {
+  CK_GOT(ek_module *, module, ek_linear_create(&module, 3, 3, true));
+  return module;
+}
 
 /* Two units of one size that two devices enter in different orders: their parts are not mixed. */
 CK_TEST(devices_that_disagree_are_told) {
-  struct moody *m = ck_module_new(sizeof *m, &moody_ops, 1, 1);
-  ck_ok(ek_linear_create(&m->inner, 3, 3, true));
-  ck_ok(unit_create(&m->inner, m->inner));
+  ek_module *module = ck_keep(parent_of(&moody_ops, parent_of(&unit_ops, linear())));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   float numbers[12] = {0};
@@ -234,17 +217,15 @@ CK_TEST(devices_that_disagree_are_told) {
   for (ek_mode mode = EK_MODE_SHARDED_GRADIENTS; mode <= EK_MODE_FULLY_SHARDED; mode++) {
     ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
     CK_SCOPED(ek_data_parallel_model *, model,
-              ek_data_parallel_model_open(&model, group, &m->base, &options));
+              ek_data_parallel_model_open(&model, group, module, &options));
     const ek_status status = ek_data_parallel_model_forward(&output, model, &input, 1, &forward);
     ck_assert_int_eq(status, mode == EK_MODE_FULLY_SHARDED ? EK_ERR_SHAPE : EK_OK);
     ek_shards_free(&output);
   }
-  ck_no_memory_held(group);
-  ek_module_free(&m->base);
 }
 
 CK_PARAMETERS(late) {
-  EK_TRY(ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner));
+  EK_TRY(ck_parent_wraps(self, declaration));
   return ek_declare_unit(declaration);
 }
 
@@ -262,14 +243,11 @@ CK_LOOP(a_unit_is_declared_first_and_once, 3) {
   ek_status (*const declares[])(const ek_module *, ek_declaration *) = {
       late_parameters, twice_parameters, again_parameters};
   CK_WITH(ek_module_ops, ops, unit_ops, .parameters = declares[_i]);
-  struct wrapper *m = ck_module_new(sizeof *m, &ops, 1, 1);
-  ck_ok(ek_linear_create(&m->inner, 3, 3, true));
-  ek_group *group = ck_open("cpu:2", 1);
+  CK_HELD(ek_module *, module, ck_keep(parent_of(&ops, linear())));
   ek_data_parallel_model *model = NULL;
-  ck_invalid(ek_data_parallel_model_open(&model, group, &m->base, NULL),
+  ck_invalid(ek_data_parallel_model_open(&model, ck_open("cpu:2", 1), module, NULL),
              "a unit must be declared once, before anything else");
   ck_invalid(ek_declare_unit(NULL), "NULL");
-  ek_module_free(&m->base);
 }
 
 struct seen {
@@ -279,11 +257,10 @@ struct seen {
 
 /* What the ledger says of the gathered parameters of device 0. */
 static struct seen look(ek_device *device, uint64_t block) {
-  const ek_memory_event *events = NULL;
   size_t count = 0, dropped = 0, there = 0;
   struct seen seen = {0};
   uint64_t held_now = 0;
-  ck_ok(ek_memory_record_stop(&events, &count, &dropped, device));
+  CK_GOT(const ek_memory_event *, events, ek_memory_record_stop(&events, &count, &dropped, device));
   ck_assert_uint_eq(dropped, 0);
   for (size_t i = 0; i < count; i++) {
     if (events[i].category != EK_MEMORY_PARAMETERS) continue;

@@ -7,6 +7,7 @@
  * tf32 is refused everywhere.
  */
 #include "ck_gpt.h"
+#include "ck_parent.h"
 #include "ck_probe.h"
 #include "ck_training.h"
 
@@ -33,11 +34,10 @@ static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
 }
 
 static void take_step(ek_trainer *trainer, int step) {
-  static const int64_t shape[] = {SAMPLES, TOKENS};
   int32_t ids[SAMPLES * TOKENS + 1];
   for (int i = 0; i <= SAMPLES * TOKENS; i++) ids[i] = (i * 7 + step) % VOCABULARY;
-  CK_GOT(ek_tensor, tokens, ek_tensor_host(&tokens, ids, EK_I32, 2, shape));
-  CK_GOT(ek_tensor, targets, ek_tensor_host(&targets, ids + 1, EK_I32, 2, shape));
+  CK_GOT(ek_tensor, tokens, ek_tensor_host(&tokens, ids, EK_I32, CK_SHAPE(SAMPLES, TOKENS)));
+  CK_GOT(ek_tensor, targets, ek_tensor_host(&targets, ids + 1, EK_I32, CK_SHAPE(SAMPLES, TOKENS)));
   CK_GOT(ek_step_result, result, ek_trainer_step(&result, trainer, &tokens, 1, &targets, 1));
   ck_assert(result.finite);
 }
@@ -131,14 +131,13 @@ enum { ROWS = 5, WIDTH = 24 };
 
 /* Runs a linear as it was asked to, and listens. */
 struct listener {
-  ek_module base;
-  ek_module *child;
+  struct ck_parent parent;
   ek_precision asked; /* ek_child_options.precision */
   bool told;          /* what the pass has said to it */
 };
 
 CK_PARAMETERS(listener) {
-  return ek_declare_module(declaration, "child", ((const struct listener *)self)->child);
+  return ek_declare_module(declaration, "child", ck_child(self, 0));
 }
 
 /* What it says itself does not reach its child, and outlives that. */
@@ -161,19 +160,12 @@ CK_BACKWARD(listener) {
   return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
 }
 
-static void listener_free(ek_module *self) {
-  ek_module_free(((struct listener *)self)->child);
-  free(self);
-}
-
-CK_MODULE_OPS_WITH(listener, .parameters = listener_parameters);
+CK_PARENT_OPS(listener, .parameters = listener_parameters);
 
 static ek_module *listener_of(ek_module *child, ek_precision asked, bool told) {
-  struct listener *it = ck_module_new(sizeof *it, &listener_ops, 1, 1);
-  it->child = child;
-  it->asked = asked;
-  it->told = told;
-  return &it->base;
+  struct listener *it = ck_parent_new(sizeof *it, &listener_ops, child);
+  ck_assign((*it), .asked = asked, .told = told);
+  return &it->parent.base;
 }
 
 static ek_module *linear(void) {
@@ -200,11 +192,10 @@ static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek
 
 /* y is its own gradient. What the stream allowed before, it allows again. */
 static void run_listener(ek_module *module, ek_precision precision, bool rounded) {
-  const int64_t shape[] = {ROWS, WIDTH};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor y = {0}, dx = {0};
   CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .precision = precision);
-  ek_tensor *x = ck_tensor(rig, ck_values(rig, ROWS * WIDTH, -1, 1), 2, shape);
+  ek_tensor *x = ck_tensor(rig, ck_values(rig, ROWS * WIDTH, -1, 1), CK_SHAPE(ROWS, WIDTH));
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, rig->device, module, &options));
   ek_module_free(module);
   ck_assert_int_eq(ek_replica_precision(replica), precision == 0 ? EK_PRECISION_F32 : precision);

@@ -12,12 +12,11 @@ enum { DEVICES = 4, THREADS = 4, ROWS = 64, WIDTH = 16384, ROUNDS = 20 };
 
 CK_TEST(many_workers_copy_to_one_device) {
   ek_group *group = ck_open("cpu:4", THREADS);
-  const int64_t shape[] = {ROWS, WIDTH};
   const size_t count = (size_t)ROWS * WIDTH;
   float *source = ck_array(count, sizeof *source), *back = ck_array(count, sizeof *back);
   for (size_t i = 0; i < count; i++) source[i] = (float)(i % 16777213u);
-  CK_GOT(ek_tensor, host, ek_tensor_host(&host, source, EK_F32, 2, shape));
-  CK_GOT(ek_tensor, host_back, ek_tensor_host(&host_back, back, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, source, EK_F32, CK_SHAPE(ROWS, WIDTH)));
+  CK_GOT(ek_tensor, host_back, ek_tensor_host(&host_back, back, EK_F32, CK_SHAPE(ROWS, WIDTH)));
   for (int round = 0; round < ROUNDS; round++) {
     CK_SCOPED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
     CK_SCOPED(ek_tensor, whole,

@@ -36,8 +36,7 @@ struct count {
 static bool fails_at(struct ck_training *t, const struct ck_batch *batch, size_t device, uint64_t n,
                      struct count *count) {
   ek_step_result result = {.step = -1};
-  char where[64];
-  (void)snprintf(where, sizeof where, "piece %d of device %d", (int)n, (int)device);
+  const char *where = ck_text("piece %d of device %d", (int)n, (int)device);
   struct ck_snapshot before = ck_snapshot_take(t);
   ck_ok(ek_fault_at(ek_group_device(t->group, device), n, EK_ERR_UNAVAILABLE));
   const ek_status status = ck_training_step(t, batch, &result);

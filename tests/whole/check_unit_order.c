@@ -12,6 +12,7 @@
 
 #include "ck_frozen.h"
 #include "ck_gpt.h"
+#include "ck_parent.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -143,16 +144,14 @@ CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
 enum way { MORE_AT_THE_END, MORE_AT_FIRST, ONE_UNIT, WAYS, LEAVES_OUT = WAYS };
 
 struct uneven {
-  ek_module base;
-  ek_module *inner[2];
+  struct ck_parent parent;
   enum way way;
 };
 
 CK_PARAMETERS(uneven) {
-  const struct uneven *m = (const struct uneven *)self;
-  if (m->way == ONE_UNIT) EK_TRY(ek_declare_unit(declaration));
-  EK_TRY(ek_declare_module(declaration, "a", m->inner[0]));
-  return ek_declare_module(declaration, "b", m->inner[1]);
+  if (((const struct uneven *)self)->way == ONE_UNIT) EK_TRY(ek_declare_unit(declaration));
+  EK_TRY(ek_declare_module(declaration, "a", ck_child(self, 0)));
+  return ek_declare_module(declaration, "b", ck_child(self, 1));
 }
 
 static ek_status run_once(ek_pass *pass, size_t child, const ek_tensor *inputs) {
@@ -177,24 +176,21 @@ CK_FORWARD(uneven) {
 
 CK_BACKWARD(uneven) { return ek_error_set(EK_ERR_INTERNAL, "this module has no backward"); }
 
-static void uneven_free(ek_module *self) {
-  struct uneven *m = (struct uneven *)self;
-  ek_module_free(m->inner[0]);
-  ek_module_free(m->inner[1]);
-  free(m);
-}
+CK_PARENT_OPS(uneven, .parameters = uneven_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
-CK_MODULE_OPS_WITH(uneven, .parameters = uneven_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+static ek_module *uneven_of(enum way way) {
+  struct uneven *m = ck_module_new(sizeof *m, &uneven_ops, 1, 1);
+  m->way = way;
+  for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->parent.children[i], 3, 3, true));
+  return &m->parent.base;
+}
 
 /* Where its children are two units the collectives differ. Where they are one they do not: that the
  * device has gone another way is found in a build with assertions. */
 CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
-  struct uneven *m = ck_module_new(sizeof *m, &uneven_ops, 1, 1);
-  m->way = (enum way)_i;
-  for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
-  ek_module *parts[3] = {&m->base, NULL, NULL}, *module = NULL;
+  ek_module *parts[3] = {uneven_of((enum way)_i), NULL, NULL}, *module = NULL;
   for (int i = 1; i < 3; i++) ck_ok(ek_linear_create(&parts[i], 3, 3, true));
-  ck_kept(ek_sequential_create(&module, parts, m->way == MORE_AT_THE_END ? 1 : 3), module);
+  ck_kept(ek_sequential_create(&module, parts, _i == MORE_AT_THE_END ? 1 : 3), module);
   for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -229,12 +225,9 @@ CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
  */
 CK_TEST(what_is_gathered_ahead_has_arrived) {
   enum { BLOCKS = 24, NUMBERS = EK_MEMORY_UNIT / 4 };
-  struct uneven *m = ck_module_new(sizeof *m, &uneven_ops, 1, 1);
-  m->way = LEAVES_OUT;
-  for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
+  ek_module *module = ck_keep(uneven_of(LEAVES_OUT));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_model *model = NULL;
   float numbers[6] = {0};
   double pattern[NUMBERS], found[NUMBERS];
   ek_tensor input, blocks[2][BLOCKS];
@@ -242,7 +235,8 @@ CK_TEST(what_is_gathered_ahead_has_arrived) {
   options.bucket_bytes = 1;
   ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(2, 3)));
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
-  ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, module, &options));
   for (int again = 0; again < 2; again++) {
     CK_GOT(ek_shards, output, ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
     ek_shards_free(&output);
@@ -262,22 +256,14 @@ CK_TEST(what_is_gathered_ahead_has_arrived) {
       }
     }
   }
-  ek_data_parallel_model_free(model);
-  ck_no_memory_held(group);
-  ck_ok(ek_group_close(group));
-  ek_module_free(&m->base);
 }
 
 /* Children a, b, c, d, of which b never runs, and c has the parameters of a. */
-struct skipping {
-  ek_module base;
-  ek_module *children[4];
-};
-
 CK_PARAMETERS(skipping) {
   static const char *const names[] = {"a", "b", "c", "d"};
-  const struct skipping *m = (const struct skipping *)self;
-  for (int i = 0; i < 4; i++) EK_TRY(ek_declare_module(declaration, names[i], m->children[i]));
+  for (size_t i = 0; i < 4; i++) {
+    EK_TRY(ek_declare_module(declaration, names[i], ck_child(self, i)));
+  }
   EK_TRY(ek_declare_tie(declaration, "c.weight", "a.weight"));
   return ek_declare_tie(declaration, "c.bias", "a.bias");
 }
@@ -289,20 +275,16 @@ CK_FORWARD(skipping) {
   return ek_pass_child_forward(outputs, pass, 3, &second);
 }
 
-static void skipping_free(ek_module *self) {
-  for (int i = 0; i < 4; i++) ek_module_free(((struct skipping *)self)->children[i]);
-  free(self);
-}
-
 static const ek_module_ops skipping_ops = {
-    CK_OPS("skipping", skipping_forward, uneven_backward, skipping_free),
+    CK_OPS("skipping", skipping_forward, uneven_backward, ck_parent_free),
     .parameters = skipping_parameters};
 
 /* While a runs b is gathered. c finds its unit there and waits for nothing, and d takes the place
  * of b in memory: not before the gather of b has ended. */
 CK_TEST(what_was_not_needed_has_arrived) {
   enum { OUT = 200, ROWS = 2 };
-  struct skipping *m = ck_module_new(sizeof *m, &skipping_ops, 1, 1);
+  struct ck_parent *m = ck_module_new(sizeof *m, &skipping_ops, 1, 1);
+  ck_keep(&m->base);
   for (int i = 0; i < 4; i++) {
     ck_ok(ek_linear_create(&m->children[i], 3, i == 1 ? OUT / 2 : i == 3 ? OUT : 3, true));
   }
@@ -323,9 +305,6 @@ CK_TEST(what_was_not_needed_has_arrived) {
     ck_ok(ek_gather_host(&host, &output));
   }
   ck_assert_mem_eq(results[0], results[1], sizeof results[0]);
-  ck_no_memory_held(group);
-  ck_ok(ek_group_close(group));
-  ek_module_free(&m->base);
 }
 
 /* ---- tensors without elements ---- */

@@ -154,8 +154,7 @@ CK_TEST(those_that_do_not_come_are_named) {
   start(&members[2]);
   ck_assert_int_eq(pthread_join(members[0].thread, NULL), 0);
   ck_assert_int_eq(pthread_join(members[2].thread, NULL), 0);
-  char place[64];
-  (void)snprintf(place, sizeof place, "127.0.0.1:%u: 1, 3 to 5", members[0].name.ports[0]);
+  const char *place = ck_text("127.0.0.1:%u: 1, 3 to 5", members[0].name.ports[0]);
   failed(&members[0], EK_ERR_UNAVAILABLE, place);
   failed(&members[2], EK_ERR_UNAVAILABLE, place);
 }

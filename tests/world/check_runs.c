@@ -175,8 +175,7 @@ static void one_run(uint64_t seed) {
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const struct run run = run_of(seed);
   CK_HELD(const char *, folder, ck_folder());
-  char text[32];
-  (void)snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
+  const char *text = ck_text("%llu", (unsigned long long)seed);
   ck_assert_int_eq(setenv(SEED_VARIABLE, text, 1), 0);
   ck_assert_int_eq(setenv(FOLDER_VARIABLE, folder, 1), 0);
   for (int half = 0; half < 2; half++) {

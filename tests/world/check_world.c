@@ -81,12 +81,11 @@ static struct dropper open_dropper(const char *spec, ek_module *module) {
 static void drop(struct dropper *it, float *out, int64_t first, int64_t samples, int64_t all) {
   float ones[MOST * WIDTH];
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  ek_backward_options backward = EK_BACKWARD_OPTIONS_INIT;
   for (int i = 0; i < MOST * WIDTH; i++) ones[i] = 1;
   CK_GOT(ek_tensor, x, ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(samples, WIDTH)));
   CK_GOT(ek_tensor, y, ek_tensor_host(&y, out, EK_F32, CK_SHAPE(samples, WIDTH)));
   ck_assign(forward, .first_sample = first, .batch_samples = all);
-  backward.accumulate = true;
+  CK_WITH(ek_backward_options, backward, EK_BACKWARD_OPTIONS_INIT, .accumulate = true);
   CK_SCOPED(ek_shards, outputs,
             ek_data_parallel_model_forward(&outputs, it->model, &x, 1, &forward));
   ck_ok(ek_gather_host(&y, &outputs));
