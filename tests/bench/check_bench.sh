@@ -56,13 +56,23 @@ value() { # PATH: of the JSON on stdout; nothing, which equals nothing, if it is
   printf '%s\n' "${values[$1]-}"
 }
 
+fill() { # TEXT: `filled` is the text with the values of the JSON where it has {PATH}
+  filled=$1
+  while [[ $filled =~ \{([^{}]+)\} ]]; do
+    filled=${filled/"${BASH_REMATCH[0]}"/"$(value "${BASH_REMATCH[1]}")"}
+  done
+}
+
 same() { # WHAT LEFT RIGHT
   [[ $2 == "$3" ]] || complain "$1: $2 is not $3"
 }
 
-json() { # PATH=TEXT...: of the JSON on stdout
-  local pair
-  for pair; do same "${pair%%=*}" "$(value "${pair%%=*}")" "${pair#*=}"; done
+json() { # PATH=TEXT...: of the JSON on stdout; see fill
+  local filled pair
+  for pair; do
+    fill "${pair#*=}"
+    same "${pair%%=*}" "$(value "${pair%%=*}")" "$filled"
+  done
 }
 
 refuses() { # CODE TEXT ARGUMENT...: TEXT stands on stderr, and nothing on stdout
@@ -71,8 +81,10 @@ refuses() { # CODE TEXT ARGUMENT...: TEXT stands on stderr, and nothing on stdou
   silent
 }
 
-holds() { # WHAT EXPRESSION-OF-AWK
-  awk "BEGIN { exit !($2) }" </dev/null || complain "$1: $2 does not hold"
+holds() { # WHAT EXPRESSION-OF-AWK: see fill
+  local filled
+  fill "$2"
+  awk "BEGIN { exit !($filled) }" </dev/null || complain "$1: $2, which is $filled, does not hold"
 }
 
 group_precision() {
@@ -85,9 +97,10 @@ group_precision() {
   same 'no loss scale' "$(value runs.0.loss_scale) $(value runs.2.loss_scale)" "1 1"
   same 'the loss scale of f16' "$(value runs.4.loss_scale) $(value runs.5.skipped_steps)" "65536 0"
   same 'no copies in f32' "$(value runs.0.devices.0.categories_at_peak.copies)" 0
-  holds 'half the outputs' "$(value runs.2.devices.1.categories_at_peak.outputs) < 0.52 * $(value runs.0.devices.1.categories_at_peak.outputs)"
-  holds 'less of activations' "$(value runs.3.devices.1.categories_at_peak.activations) <= 0.6 * $(value runs.1.devices.1.categories_at_peak.activations)"
-  holds 'losses alike' "($(value runs.2.losses.0) / $(value runs.0.losses.0) - 1) ^ 2 < 1e-4"
+  i=devices.1.categories_at_peak
+  holds 'half the outputs' "{runs.2.$i.outputs} < 0.52 * {runs.0.$i.outputs}"
+  holds 'less of activations' "{runs.3.$i.activations} <= 0.6 * {runs.1.$i.activations}"
+  holds 'losses alike' "({runs.2.losses.0} / {runs.0.losses.0} - 1) ^ 2 < 1e-4"
   for i in table md csv; do
     expect 0 memory "${small[@]}" --devices cpu:2 --precision bf16,f16 --modes balanced -o $i
     grep -q f16 "$dir/out" || complain "no precision in $i"
@@ -100,7 +113,7 @@ group_precision() {
   same precision "$(value runs.1.precision)" bf16
   grep -q 'cpu:2, bf16' "$dir/a.html" || complain 'no precision in the report'
   expect 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --devices plan:2@256KiB --precision f32,bf16 --modes balanced -o json
-  holds 'a larger batch' "$(value runs.1.planned_max_batch) > 1.5 * $(value runs.0.planned_max_batch)"
+  holds 'a larger batch' "{runs.1.planned_max_batch} > 1.5 * {runs.0.planned_max_batch}"
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --precision bf16 -o json
   same precision "$(value choices.0.precision)" bf16
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,bf16 -o json
@@ -129,26 +142,22 @@ group_memory() {
   for i in "${!modes[@]}"; do
     json "runs.$i.mode=${modes[i]}" "runs.$i.devices#=3" "runs.$i.losses#=2"
     for k in 0 1 2; do
-      same "planned peak of ${modes[i]}, device $k" \
-        "$(value runs.$i.devices.$k.peak_bytes)" "$(value runs.$i.devices.$k.planned_peak_bytes)"
+      json "runs.$i.devices.$k.peak_bytes={runs.$i.devices.$k.planned_peak_bytes}"
       sum=$(value runs.$i.devices.$k.unused_at_peak_bytes)
       for c in "${categories[@]}"; do
         sum=$((sum + $(value runs.$i.devices.$k.categories_at_peak.$c)))
       done
       same "sum of the categories" "$sum" "$(value runs.$i.devices.$k.peak_bytes)"
     done
-    holds "max over mean" "$(value runs.$i.max_over_mean) >= 1"
-    holds "max over min" "$(value runs.$i.max_over_min) >= $(value runs.$i.max_over_mean)"
-    holds "tokens per second" "$(value runs.$i.tokens_per_second) > 0"
-    holds "step" "$(value runs.$i.step_seconds.min) <= $(value runs.$i.step_seconds.median) &&
-      $(value runs.$i.step_seconds.median) <= $(value runs.$i.step_seconds.max)"
-    holds "losses agree" \
-      "($(value runs.$i.losses.1) - $(value runs.0.losses.1)) ^ 2 < 1e-8"
+    holds "evenness" "{runs.$i.max_over_min} >= {runs.$i.max_over_mean} && {runs.$i.max_over_mean} >= 1"
+    holds "tokens per second" "{runs.$i.tokens_per_second} > 0"
+    k=runs.$i.step_seconds
+    holds "step" "{$k.min} <= {$k.median} && {$k.median} <= {$k.max}"
+    holds "losses agree" "({runs.$i.losses.1} - {runs.0.losses.1}) ^ 2 < 1e-8"
   done
   # The point of it all.
   expect 0 memory "${small[@]}" --vocab 4000 --devices cpu:3 -o json --modes gather,balanced
-  holds "gather is uneven" \
-    "$(value runs.0.devices.0.peak_bytes) > $(value runs.1.devices.0.peak_bytes)"
+  holds "gather is uneven" "{runs.0.devices.0.peak_bytes} > {runs.1.devices.0.peak_bytes}"
 
   local format
   for format in table md csv; do
@@ -173,9 +182,9 @@ group_memory() {
   for i in 0 1 2 3; do
     json "runs.$i.devices.0.peak_bytes=${without[i]}" "runs.$i.timeline.phases.0.name=forward"
     json "runs.$i.timeline.devices#=2"
-    same "curve" "$(value "runs.$i.timeline.devices.1.bytes#")" \
-      "$(value "runs.$i.timeline.devices.1.seconds#")"
-    holds "points" "$(value "runs.$i.timeline.devices.1.bytes#") > 10"
+    k=runs.$i.timeline.devices.1
+    json "$k.bytes#={$k.seconds#}"
+    holds "points" "{$k.bytes#} > 10"
   done
   tail -n 1 "$dir/a.html" | grep -q '</html>' || complain "the page has no end"
   (($(wc -l <"$dir/t.csv") > 20)) || complain "no timeline"
@@ -188,8 +197,7 @@ group_memory() {
     for i in 0 1 2 3; do
       [[ -n $losses ]] || losses=$(value runs.0.losses.1)
       same "loss of ${modes[i]} on $k devices" "$(value runs.$i.losses.1)" "$losses"
-      holds "its cost" "$(value runs.$i.without.largest_peak_bytes) > 0 &&
-        $(value runs.$i.without.tokens_per_second) > 0"
+      holds "its cost" "{runs.$i.without.largest_peak_bytes} > 0 && {runs.$i.without.tokens_per_second} > 0"
     done
   done
   expect 0 memory "${small[@]}" --devices cpu:2 --reproducible
@@ -212,16 +220,14 @@ group_memory() {
   expect 0 memory "${small[@]}" --devices cpu:3 -o json --loss fused
   json config.loss=fused config.keep_outputs=false
   for i in 0 1 2 3; do
-    same "planned peak, fused" "$(value runs.$i.devices.0.peak_bytes)" \
-      "$(value runs.$i.devices.0.planned_peak_bytes)"
-    holds "a fused loss is the same" "($(value runs.$i.losses.1) - $whole_loss) ^ 2 < 1e-8"
+    json "runs.$i.devices.0.peak_bytes={runs.$i.devices.0.planned_peak_bytes}"
+    holds "a fused loss is the same" "({runs.$i.losses.1} - $whole_loss) ^ 2 < 1e-8"
   done
   expect 0 memory --preset lm-40k --devices plan:4 --loss fused -o json
   for i in 0 1 2 3; do
     for k in 0 3; do
       c=devices.$k.categories_at_peak
-      holds "at most 64 MiB of logits" \
-        "$(value runs.$i.$c.outputs) + $(value runs.$i.$c.loss) <= 64 * 1024 ^ 2"
+      holds "at most 64 MiB of logits" "{runs.$i.$c.outputs} + {runs.$i.$c.loss} <= 64 * 1024 ^ 2"
     done
   done
   refuses 2 "no outputs to keep" memory "${small[@]}" --loss fused --keep-outputs
@@ -239,7 +245,7 @@ group_memory() {
   expect 5 memory "${small[@]}" --devices cpu:2@64KiB -o json
   says "does not fit"
   same "no peak" "$(value runs.0.devices.0.peak_bytes)" null
-  holds "a plan" "$(value runs.0.devices.0.planned_peak_bytes) > 65536"
+  holds "a plan" "{runs.0.devices.0.planned_peak_bytes} > 65536"
   same "no losses" "$(value runs.0.losses)" null
   # The parameters of the models that the presets are named after; the first has fewer positions.
   for i in gpt2-124m=123751680 gpt2-355m=354823168 gpt2-774m=774030080 gpt2-1.5b=1557611200 \
@@ -254,7 +260,7 @@ group_memory() {
   # A Llama of flags; the plan is right to the byte, or the exit code is 1.
   expect 0 memory "${small[@]}" --hidden 48 --kv-heads 1 --devices cpu:2 --modes balanced,fully-sharded -o json
   json config.kv_heads=1
-  holds "a Llama's loss" "$(value runs.1.losses.0) > 1"
+  holds "a Llama's loss" "{runs.1.losses.0} > 1"
   refuses 2 "expected a divisor of --heads" memory "${small[@]}" --kv-heads 1
   # Images: 11,183,582 and 25,610,205 parameters and running statistics, and what aligns them;
   # 16 x 480 x 480 x 150 numbers of outputs on device 0.
@@ -266,11 +272,11 @@ group_memory() {
   json runs.0.devices.0.categories_at_peak.outputs=2211840000
   json runs.1.devices.0.categories_at_peak.outputs=552960000
   expect 0 memory --preset resnet18 --image 8 --width 8 --batch 4 --devices cpu:2 --modes gather,sharded -o json
-  holds "a ResNet's loss" "$(value runs.1.losses.0) > 0"
+  holds "a ResNet's loss" "{runs.1.losses.0} > 0"
   refuses 2 "pictures have no --seq, --heads or --hidden" memory --preset resnet18 --seq 8
   refuses 2 "only language models have it" memory --preset resnet18 --loss fused
   expect 5 memory --preset gpt3-175b --devices plan:8@80GiB -o json
-  holds "GPT-3" "$(value runs.3.devices.7.planned_peak_bytes) > 80 * 1024 ^ 3"
+  holds "GPT-3" "{runs.3.devices.7.planned_peak_bytes} > 80 * 1024 ^ 3"
   # plan: the same peaks and no losses.
   expect 0 memory "${small[@]}" --devices plan:3 -o json
   json runs.0.losses.0=null runs.0.tokens_per_second=null
@@ -299,17 +305,15 @@ group_less() {
     same config "$(value config.recompute)" $what
     for i in 0 1 2 3; do
       same "loss with $what" "$(value runs.$i.losses.1)" "${losses[i]}"
-      holds "activations with $what" \
-        "$(value runs.$i.devices.1.categories_at_peak.activations) < ${activations[i]}"
+      holds "activations with $what" "{runs.$i.devices.1.categories_at_peak.activations} < ${activations[i]}"
     done
   done
   for what in 2 3 7 99; do
     expect 0 memory "${deep[@]}" --devices cpu:2 --micro-batches $what -o json
     same config "$(value config.micro_batches)" $what
     for i in 0 1 2 3; do
-      holds "loss of $what micro-batches" "($(value runs.$i.losses.1) - ${losses[i]}) ^ 2 < 1e-10"
-      holds "activations of $what micro-batches" \
-        "$(value runs.$i.devices.1.categories_at_peak.activations) < ${activations[i]}"
+      holds "loss of $what micro-batches" "({runs.$i.losses.1} - ${losses[i]}) ^ 2 < 1e-10"
+      holds "activations of $what micro-batches" "{runs.$i.devices.1.categories_at_peak.activations} < ${activations[i]}"
     done
   done
   expect 0 step "${deep[@]}" --devices cpu:2 --modes sharded --micro-batches 3 --recompute sqrt
@@ -317,7 +321,7 @@ group_less() {
   # Below a number of bytes: what is planned is what happens, and what cannot be is said.
   plain=${peaks[3]}
   expect 0 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute $((plain - 1)) -o json
-  holds "a peak below that of plain" "$(value runs.0.devices.0.peak_bytes) < $plain"
+  holds "a peak below that of plain" "{runs.0.devices.0.peak_bytes} < $plain"
   same loss "$(value runs.0.losses.1)" "${losses[3]}"
   expect 0 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute "$plain" -o json
   same "plain is enough" "$(value runs.0.devices.0.peak_bytes)" "$plain"
@@ -336,13 +340,13 @@ group_techniques() {
   expect 0 techniques "${deep[@]}" --devices cpu:2 -o json
   json command=techniques runs#=13 runs.0.technique=plain runs.12.mode=fully-sharded
   json runs.12.technique=fully-sharded
-  holds 'state of fully-sharded' "$(value runs.12.state_bytes) < $(value runs.0.state_bytes)"
+  holds 'state of fully-sharded' "{runs.12.state_bytes} < {runs.0.state_bytes}"
   for i in {0..11}; do
     json "runs.$i.mode=sharded" "runs.$i.peak_bytes=$(value runs.$i.planned_peak_bytes)"
     json "runs.$i.state_bytes=$(value runs.0.state_bytes)"
-    holds loss "($(value runs.$i.loss) - $(value runs.0.loss)) ^ 2 < 1e-10"
-    holds speed "$(value runs.$i.tokens_per_second) > 0 && $(value runs.$i.speed_ratio) > 0"
-    holds memory "$(value runs.$i.memory_ratio) <= 1 && $(value runs.$i.memory_above_state_ratio) <= 1"
+    holds loss "({runs.$i.loss} - {runs.0.loss}) ^ 2 < 1e-10"
+    holds speed "{runs.$i.tokens_per_second} > 0 && {runs.$i.speed_ratio} > 0"
+    holds memory "{runs.$i.memory_ratio} <= 1 && {runs.$i.memory_above_state_ratio} <= 1"
   done
   same 'plain to plain' "$(value runs.0.memory_ratio)" 1
   expect 0 techniques "${deep[@]}" --devices plan:2 --modes gather,replicated -o json
@@ -366,13 +370,13 @@ group_fit() {
   holds "choices" "$k >= 2"
   for ((i = 0; i < k; i++)); do
     json "choices.$i.rank=$((i + 1))" "choices.$i.fits=true"
-    holds "below the cap" "$(value choices.$i.planned_peak_bytes) <= 700 * 1024"
-    holds "cost" "$(value choices.$i.predicted_cost) > 0"
+    holds "below the cap" "{choices.$i.planned_peak_bytes} <= 700 * 1024"
+    holds "cost" "{choices.$i.predicted_cost} > 0"
     [[ " ${modes[*]} sharded-gradients fully-sharded " == *" $(value choices.$i.mode) "* ]] ||
       complain "a choice of no mode"
   done
   same "measured peak" "$(value choices.0.measured_peak_bytes)" "$(value choices.0.planned_peak_bytes)"
-  holds "speed" "$(value choices.0.tokens_per_second) > 0"
+  holds "speed" "{choices.0.tokens_per_second} > 0"
   # What is said is taken by the other subcommands.
   expect 0 memory "${deep[@]}" --devices cpu:2@700KiB --modes "$(value choices.1.mode)" \
     --recompute "$(value choices.1.recompute)" --loss "$(value choices.1.loss)" \
@@ -380,7 +384,7 @@ group_fit() {
 
   # A batch of any size takes the same time; here a plan of one micro-batch cannot even be counted.
   expect 0 fit --devices plan:4@8GiB --preset gpt2-124m --modes sharded --batch $((1 << 28)) -o json
-  holds "micro-batches" "$(value choices.0.micro_batches) > 100000"
+  holds "micro-batches" "{choices.0.micro_batches} > 100000"
 
   expect 5 fit "${deep[@]}" --devices cpu:2@64KiB -o json
   says 'nothing fits; mode'
@@ -411,20 +415,18 @@ group_plan() {
   expect 0 plan "${deep[@]}" "${world[@]}" -o json
   json command=plan config.devices=plan:8 config.processes=16 choices#=7
   for ((i = 0; i < 7; i++)); do
-    holds "time" "$(value choices.$i.predicted_exchange) > 0"
-    holds "time" "$(value choices.$i.predicted_exchange) < $(value choices.$i.predicted_cost)"
-    holds "memory" "$(value choices.$i.planned_peak_bytes) > 0"
+    k=choices.$i
+    holds "time" "{$k.predicted_exchange} > 0 && {$k.predicted_exchange} < {$k.predicted_cost}"
+    holds "memory" "{$k.planned_peak_bytes} > 0"
   done
   # One device in each process: 2 (P - 1) / P S; parts are cut at 64 bytes.
   expect 0 plan "${small[@]}" --world 4x1 --modes replicated -o json
-  k=$(value choices.0.sent_bytes)
-  holds "bytes ($k)" "$k - 3 / 2 * $parameters >= -256"
-  holds "bytes ($k)" "$k - 3 / 2 * $parameters <= 256"
+  holds "bytes" "({choices.0.sent_bytes} - 3 / 2 * $parameters) ^ 2 <= 256 ^ 2"
   # The first process has most samples: 66 of 130 in 2x1, as many as 132.
   expect 0 plan "${deep[@]}" --world 2x1 --modes replicated -o json
   k=$(value choices.0.planned_peak_bytes)
   expect 0 plan "${small[@]}" --batch 65 --world 1x1 --modes replicated -o json
-  holds "samples of a process" "$k >= $(value choices.0.planned_peak_bytes)"
+  holds "samples of a process" "$k >= {choices.0.planned_peak_bytes}"
   same "alone" "$(value choices.0.sent_bytes)" 0
   expect 0 plan "${small[@]}" --world 1x2 -o json
   same "all modes in one process" "$(value 'choices#')" 6
@@ -438,7 +440,7 @@ group_plan() {
   same fits "$(value choices.0.fits)" false
   expect 0 fit "${deep[@]}" --world 4x2 --link 1MB/s --devices plan:2@1GiB -o json
   for ((i = 1; i < $(value 'choices#'); i++)); do
-    holds "what sends least" "$(value choices.0.sent_bytes) <= $(value choices.$i.sent_bytes)"
+    holds "what sends least" "{choices.0.sent_bytes} <= {choices.$i.sent_bytes}"
   done
   same "a number of choices" "$(value choices.0.rank)" 1
   expect 0 fit "${deep[@]}" --world 4x2 --link 1MB/s --devices plan:2@1GiB
@@ -470,9 +472,9 @@ group_max_batch() {
   same command "$(value command)" max-batch
   for i in 0 1 2 3; do
     json "runs.$i.mode=${modes[i]}" "runs.$i.max_batch=$(value runs.$i.planned_max_batch)"
-    holds "batch" "$(value runs.$i.max_batch) >= 1"
+    holds "batch" "{runs.$i.max_batch} >= 1"
   done
-  holds "balanced trains more" "$(value runs.1.max_batch) > $(value runs.0.max_batch)"
+  holds "balanced trains more" "{runs.1.max_batch} > {runs.0.max_batch}"
   local batch
   batch=$(value runs.1.max_batch)
   expect 0 memory "${one[@]}" --devices cpu:3@1MiB --modes balanced --batch "$batch"
@@ -490,9 +492,9 @@ group_step() {
   local part
   expect 0 step "${small[@]}" --devices cpu:1 --devices cpu:2 --modes gather,sharded -o json
   json command=step runs#=4 runs.3.devices=2 runs.3.mode=sharded
-  holds "tokens per second" "$(value runs.3.tokens_per_second) > 0"
+  holds "tokens per second" "{runs.3.tokens_per_second} > 0"
   for part in forward loss backward reduce optimizer; do
-    holds "$part" "$(value runs.3.split_seconds.$part) >= 0"
+    holds "$part" "{runs.3.split_seconds.$part} >= 0"
   done
   expect 0 step "${small[@]}" --devices plan:2 --modes balanced -o json
   same "no time" "$(value runs.0.step_seconds.median)" null
@@ -515,10 +517,9 @@ group_cuda() {
   expect 0 memory "${small[@]}" "${on[@]}" -o json
   for i in 0 1 2 3; do
     for k in 0 1 2 3; do
-      same "planned peak of ${modes[i]}, device $k" \
-        "$(value runs.$i.devices.$k.peak_bytes)" "$(value runs.$i.devices.$k.planned_peak_bytes)"
+      json "runs.$i.devices.$k.peak_bytes={runs.$i.devices.$k.planned_peak_bytes}"
     done
-    holds "losses agree" "($(value runs.$i.losses.1) - $(value runs.0.losses.1)) ^ 2 < 1e-8"
+    holds "losses agree" "({runs.$i.losses.1} - {runs.0.losses.1}) ^ 2 < 1e-8"
   done
   local peak loss format
   peak=$(value runs.1.devices.0.peak_bytes)
@@ -526,7 +527,7 @@ group_cuda() {
   expect 0 memory "${small[@]}" --devices plan-cuda:4 --modes balanced -o json
   same "plan" "$(value runs.0.devices.0.peak_bytes)" "$peak"
   expect 0 memory "${small[@]}" --devices cpu:4 --modes balanced -o json
-  holds "the same training as on cpu" "($(value runs.0.losses.1) - $loss) ^ 2 < 1e-8"
+  holds "the same training as on cpu" "({runs.0.losses.1} - $loss) ^ 2 < 1e-8"
   for format in table md csv; do
     expect 0 memory "${small[@]}" "${on[@]}" --modes balanced,sharded -o $format
     grep -q sharded "$dir/out" || complain "no mode in format $format"
@@ -541,7 +542,7 @@ group_cuda() {
 
   expect 0 step "${small[@]}" --devices cuda:0@200MiB --devices cuda:0x2@200MiB --modes sharded -o json
   same devices "$(value runs.1.devices)" 2
-  holds "tokens per second" "$(value runs.1.tokens_per_second) > 0"
+  holds "tokens per second" "{runs.1.tokens_per_second} > 0"
   for format in table md csv; do
     expect 0 step "${small[@]}" --devices cuda:0@200MiB --modes sharded -o $format
   done
@@ -549,7 +550,7 @@ group_cuda() {
   expect 0 max-batch "${small[@]:0:10}" --devices "cuda:0x2@$((peak + 1048576))B" --modes balanced \
     -o json
   same "batch" "$(value runs.0.max_batch)" "$(value runs.0.planned_max_batch)"
-  holds "batch" "$(value runs.0.max_batch) >= 1"
+  holds "batch" "{runs.0.max_batch} >= 1"
   expect 0 devices -o csv
   grep -q '^cuda:0,yes,' "$dir/out" || complain "no cuda in the list"
 }
@@ -688,8 +689,7 @@ group_output() {
   # Standard output by its name, as a file and as a pipe.
   "$bench" devices -o csv --export-csv /dev/stdout >"$dir/out"
   same "times that standard output got it" "$(grep -c '^cpu,yes,' "$dir/out")" 2
-  same "times that a pipe got it" \
-    "$("$bench" devices -o csv --export-csv /dev/stdout | grep -c '^cpu,yes,')" 2
+  same "times that a pipe got it" "$("$bench" devices -o csv --export-csv /dev/stdout | grep -c '^cpu,yes,')" 2
 
   [[ -e /dev/full ]] || return 0
   for line in devices --help --version "memory --help" --usage; do
@@ -714,7 +714,7 @@ group_trace() {
     # Of device 0 the model, the loss and the update; one after the other, so that times add up.
     holds "time in the trace of $command" "$(sed -nE \
       's/.*"name":"(gpt|cross_entropy|update)".*"pid":1,.*"dur":([0-9.]+).*/\2/p' "$trace" |
-      awk '{ sum += $1 } END { print sum * 1e-6 }') <= $steps * $(value runs.0.step_seconds.max)"
+      awk '{ sum += $1 } END { print sum * 1e-6 }') <= $steps * {runs.0.step_seconds.max}"
     rm "$trace"
   done
   # Which module holds what, over a step or when memory ran out.
@@ -781,15 +781,15 @@ group_outside() {
     expect 0 memory "${small[@]}" --devices $devices -o json --fail-above 1.5
     for k in 0 1; do
       run=runs.1.devices.$k.outside
-      holds "outside at the start of $devices" "$(value $run.at_start_bytes) > 0"
-      holds "outside at the end" "$(value $run.at_end_bytes) >= $(value $run.at_start_bytes)"
+      holds "outside at the start of $devices" "{$run.at_start_bytes} > 0"
+      holds "outside at the end" "{$run.at_end_bytes} >= {$run.at_start_bytes}"
       # All of the GPU that is used: memory outside, and the arena.
-      same "what is explained" "$(value $run.explained_bytes)" \
-        $(($(value $run.at_start_bytes) + $(value $run.gpu_used_bytes) - $(value $run.at_end_bytes)))
-      holds "how far it is off" "$(value $run.off_percent) < 10"
+      holds "what is explained" "{$run.explained_bytes} == \
+        {$run.at_start_bytes} + {$run.gpu_used_bytes} - {$run.at_end_bytes}"
+      holds "how far it is off" "{$run.off_percent} < 10"
     done
   done
-  holds "a reserve where there is no cap" "$(value $run.reserve_bytes) >= 2097152"
+  holds "a reserve where there is no cap" "{$run.reserve_bytes} >= 2097152"
   # The same peaks, whatever is outside: that is not unevenness.
   same "evenness" "$(value runs.2.max_over_mean)" 1
   for format in table md; do
