@@ -15,9 +15,9 @@
  *     ...
  *     ck_release(mark);
  *
- * and what is opened by CK_SCOPED(), CK_HELD() and CK_SCENE() goes at the end of its block. A free takes the
- * newest entry of the thing out, also a free in the destructor of a test's own module: of a child
- * that such a module shares, the test frees its own reference itself, and keeps none.
+ * and what is opened by CK_SCOPED(), CK_HELD() and CK_SCENE() goes at the end of its block. A free
+ * takes the newest entry of the thing out, also a free in the destructor of a test's own module: of
+ * a child that such a module shares, the test frees its own reference itself, and keeps none.
  */
 #ifndef CK_KEEP_H
 #define CK_KEEP_H
