@@ -6,6 +6,7 @@
  */
 #include <evenkeel/elementwise_loss.h>
 
+#include <inttypes.h>
 #include <math.h>
 
 #include "core/alloc.h"
@@ -29,9 +30,11 @@ static const ek_element_loss *loss_of(const ek_module *self) {
 /* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
 static ek_status check_target(const ek_tensor *y, const ek_tensor *target, const char *what) {
   if (ek__same_sizes(y->rank, y->shape, target->rank, target->shape)) return EK_OK;
-  return ek_error_set(EK_ERR_SHAPE, "the %s's shape differs from the output's (ranks %d and "
-                                    "%d)",
-                      what, target->rank, y->rank);
+  return ek_error_set(EK_ERR_SHAPE,
+                      "the %s's shape differs from the output's: rank %d with %" PRId64
+                      " elements in each row, expected rank %d with %" PRId64,
+                      what, target->rank, ek_tensor_row_elements(target), y->rank,
+                      ek_tensor_row_elements(y));
 }
 
 /* Elements that count as one in d. */

@@ -255,7 +255,8 @@ CK_RIG_TEST(shapes, NULL, EK_F32) {
   ek_tensor *other = ck_tensor(rig, numbers, CK_SHAPE(4, 3));
   struct ck_loss *loss = ck_loss_open(rig, make_with(0, EK_REDUCTION_MEAN, true, true), false);
   ck_fails(ck_loss_try_forward(loss, y, (const ek_tensor[]){*other, *y}, false), EK_ERR_SHAPE,
-           "the target's shape differs");
+           "the target's shape differs from the output's: rank 2 with 3 elements in each row, "
+           "expected rank 2 with 6");
   ck_fails(ck_loss_try_forward(loss, y, (const ek_tensor[]){*y, *other}, false), EK_ERR_SHAPE,
            "the weight's shape differs");
   double totals[2];
