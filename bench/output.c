@@ -204,7 +204,9 @@ static void close_standard(void) {
   if (good && fclose(stdout) != 0 && errno != EBADF) good = false;
   if (good) return;
   remove_temporary();
-  say_error("cannot write standard output: %s", strerror(why != 0 ? why : errno));
+  const int error = why != 0 ? why : errno; /* 0: of an earlier write, and forgotten */
+  say_error("cannot write standard output%s%s", error == 0 ? "" : ": ",
+            error == 0 ? "" : strerror(error));
   _exit(EXIT_UNWRITTEN);
 }
 

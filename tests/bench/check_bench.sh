@@ -697,6 +697,7 @@ group_output() {
     "$bench" $line >/dev/full 2>"$dir/err" || code=$?
     same "exit code of $line to a full disk" "$code" 1
     says "cannot write standard output"
+    ! grep -q Success "$dir/err" || complain "the reason of a failure: $(cat "$dir/err")"
   done
   expect 1 devices --export-json /dev/full
   says "cannot write /dev/full"
