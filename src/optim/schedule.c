@@ -174,7 +174,7 @@ static double cycle_rate(const ek_schedule *s, int64_t step) {
 }
 
 double ek_schedule_rate(const ek_schedule *schedule, int64_t step) {
-  if (schedule == NULL) return 0.0;
+  if (ek_schedule_check(schedule) != EK_OK) return 0.0; /* it may be zeros with a kind */
   if (step < 0) step = 0;
   switch (schedule->kind) {
   case EK_SCHEDULE_CONSTANT: return schedule->peak;

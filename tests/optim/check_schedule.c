@@ -143,6 +143,10 @@ CK_TEST(refused) {
   ck_invalid(ek_schedule_warmup_cosine(&s, 1, 0, 0, 0), "total 0");
   ck_assert(s.peak == 3.5); /* left as it was */
   ck_assert(ek_schedule_rate(NULL, 1) == 0.0);
+  for (int kind = EK_SCHEDULE_CONSTANT; kind <= EK_SCHEDULE_FUNCTION + 1; kind++) {
+    const ek_schedule bare = {.kind = (ek_schedule_kind)kind}; /* no period, no function */
+    ck_assert(ek_schedule_rate(&bare, 1) == 0.0);
+  }
 }
 
 /* ---- a function of the program's ---- */
