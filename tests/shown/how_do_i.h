@@ -95,13 +95,10 @@ static ek_status make_averaged(ek_optimizer **made, ek_optimizer *adamw) {
 }
 
 static ek_status answer_average(struct scene *s) {
-  ek_optimizer *adamw = NULL, *rule = NULL;
+  CK_FREED(optimizer) *adamw = NULL, *rule = NULL;
   (void)s;
   EK_TRY(ek_adamw_create(&adamw, NULL));
-  const ek_status status = make_averaged(&rule, adamw);
-  ek_optimizer_free(rule);
-  ek_optimizer_free(adamw);
-  return status;
+  return make_averaged(&rule, adamw);
 }
 
 static ek_status answer_prediction(ek_tensor answers, ek_module *module, const ek_tensor inputs) {
@@ -202,10 +199,10 @@ static ek_status answer_metrics(struct scene *s) {
 /* ---- with a trainer of their own ---- */
 
 static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *targets, int steps) {
-  ek_module *gpt = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
+  CK_FREED(module) *gpt = NULL;
+  CK_FREED(criterion) *loss = NULL;
+  CK_FREED(optimizer) *adamw = NULL;
+  SHOWN_TRAINER *trainer = NULL;
   ek_schedule schedule;
   ek_step_result result;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
@@ -220,39 +217,31 @@ static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *target
 #include "how_do_i_10.inc"
 #include "how_do_i_14.inc"
 #include "how_do_i_12.inc" /* patterns for its parameters */
-  EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
+  EK_TRY(ek_gpt_create(&gpt, NULL));
+  EK_TRY(ek_cross_entropy_create(&loss, NULL));
+  EK_TRY(ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options));
   for (int i = 0; i < steps; i++) {
-    EK_TRY_GOTO(status, ek_trainer_step(&result, trainer, &tokens[i], 1, &targets[i], 1), cleanup);
+    EK_TRY(ek_trainer_step(&result, trainer, &tokens[i], 1, &targets[i], 1));
     ck_assert_double_eq(result.learning_rate, 6e-4 * (i + 1) / 2000);
   }
 cleanup:
-  ek_trainer_free(trainer);
-  ek_optimizer_free(adamw);
-  ek_criterion_free(loss);
-  ek_module_free(gpt);
   return status;
 }
 
 static ek_status answer_plan(const ek_tensor *tokens, const ek_tensor *targets, int steps) {
-  ek_module *gpt = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
+  CK_FREED(module) *gpt = NULL;
+  CK_FREED(criterion) *loss = NULL;
+  CK_FREED(optimizer) *adamw = NULL;
+  SHOWN_TRAINER *trainer = NULL;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_status status;
   (void)steps;
-  EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
+  EK_TRY(ek_gpt_create(&gpt, NULL));
+  EK_TRY(ek_cross_entropy_create(&loss, NULL));
+  EK_TRY(ek_adamw_create(&adamw, NULL));
 #include "how_do_i_18.inc"
   ck_assert_uint_gt(usage.peak_bytes, 0);
 cleanup:
-  ek_trainer_free(trainer);
-  ek_optimizer_free(adamw);
-  ek_criterion_free(loss);
-  ek_module_free(gpt);
   return status;
 }
 
@@ -262,14 +251,13 @@ static ek_status answer_pixels(void) {
   float numbers[SAMPLES_SHOWN * WIDTH];
   const int64_t shape[] = {SAMPLES_SHOWN, WIDTH};
   ek_tensor inputs, targets;
-  ek_module *scale = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
+  CK_FREED(module) *scale = NULL;
+  CK_FREED(criterion) *loss = NULL;
+  CK_FREED(optimizer) *adamw = NULL;
+  SHOWN_TRAINER *trainer = NULL;
   ek_step_result result;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_status status;
   options.model = &model_options;
   for (int i = 0; i < SAMPLES_SHOWN * WIDTH; i++) {
     bytes[i] = (unsigned char)(255 - i);
@@ -279,18 +267,13 @@ static ek_status answer_pixels(void) {
   EK_TRY(ek_tensor_host(&inputs, bytes, EK_U8, 2, shape));
   EK_TRY(ek_tensor_host(&targets, numbers, EK_F32, 2, shape));
 #include "how_do_i_2.inc"
-  EK_TRY_GOTO(status, scale_create(&scale, WIDTH), cleanup);
-  EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
-  EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", scale, loss, adamw, &options), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1), cleanup);
+  EK_TRY(scale_create(&scale, WIDTH));
+  EK_TRY(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  EK_TRY(ek_adamw_create(&adamw, NULL));
+  EK_TRY(ek_trainer_open(&trainer, "cpu:4", scale, loss, adamw, &options));
+  EK_TRY(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1));
   ck_assert_double_eq(result.loss, 0);
-cleanup:
-  ek_trainer_free(trainer);
-  ek_optimizer_free(adamw);
-  ek_criterion_free(loss);
-  ek_module_free(scale);
-  return status;
+  return EK_OK;
 }
 
 #include "how_do_i_15.inc"
@@ -300,33 +283,27 @@ static ek_status answer_optimizer(void) {
   float numbers[2][SAMPLES_SHOWN * WIDTH], factors[WIDTH];
   const int64_t shape[] = {SAMPLES_SHOWN, WIDTH};
   ek_tensor inputs, targets;
-  ek_module *scale = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *lion = NULL;
-  ek_trainer *trainer = NULL;
+  CK_FREED(module) *scale = NULL;
+  CK_FREED(criterion) *loss = NULL;
+  CK_FREED(optimizer) *lion = NULL;
+  SHOWN_TRAINER *trainer = NULL;
   ek_state_info info;
-  ek_status status;
   for (int i = 0; i < SAMPLES_SHOWN * WIDTH; i++) {
     numbers[0][i] = (float)i + 2;
     numbers[1][i] = (float)i + 1;
   }
   EK_TRY(ek_tensor_host(&inputs, numbers[0], EK_F32, 2, shape));
   EK_TRY(ek_tensor_host(&targets, numbers[1], EK_F32, 2, shape));
-  EK_TRY_GOTO(status, scale_create(&scale, WIDTH), cleanup);
-  EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
-  EK_TRY_GOTO(status, lion_create(&lion, 0.25), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", scale, loss, lion, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_step(NULL, trainer, &inputs, 1, &targets, 1), cleanup);
-  EK_TRY_GOTO(status, ek_state_entry(&info, ek_trainer_model(trainer), 0), cleanup);
+  EK_TRY(scale_create(&scale, WIDTH));
+  EK_TRY(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  EK_TRY(lion_create(&lion, 0.25));
+  EK_TRY(ek_trainer_open(&trainer, "cpu:4", scale, loss, lion, NULL));
+  EK_TRY(ek_trainer_step(NULL, trainer, &inputs, 1, &targets, 1));
+  EK_TRY(ek_state_entry(&info, ek_trainer_model(trainer), 0));
   info.like.data = factors;
-  EK_TRY_GOTO(status, ek_state_read(&info.like, ek_trainer_model(trainer), info.name), cleanup);
+  EK_TRY(ek_state_read(&info.like, ek_trainer_model(trainer), info.name));
   for (int i = 0; i < WIDTH; i++) ck_assert_float_eq(factors[i], 0.725f); /* y was above t */
-cleanup:
-  ek_trainer_free(trainer);
-  ek_optimizer_free(lion);
-  ek_criterion_free(loss);
-  ek_module_free(scale);
-  return status;
+  return EK_OK;
 }
 
 #endif /* HOW_DO_I_H */

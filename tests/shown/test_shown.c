@@ -83,6 +83,11 @@ static void close_trainer_shown(ek_trainer *trainer) {
   close_shown(group);
 }
 
+static void trainer_shown(ek_trainer **trainer) { close_trainer_shown(*trainer); }
+
+/* A trainer that is closed at the end of its block: as CK_FREED(), for what opens a group. */
+#define SHOWN_TRAINER __attribute__((cleanup(trainer_shown))) ek_trainer
+
 static int lines;      /* that were printed */
 static char line[200]; /* the last of them */
 
@@ -206,11 +211,11 @@ static ek_status scale_gradient(ek_pass *pass, const ek_tensor *dy, const ek_ten
 static ek_status scale_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                                 ek_tensor *grad_inputs) {
   const int64_t width = ((const scale_module *)self)->width;
-  ek_tensor x = {0}, factor;
+  CK_FREED(tensor) x = {0};
+  ek_tensor factor;
   EK_TRY(ek_pass_take(&x, pass));
-  const ek_status status = scale_gradient(pass, &grad_outputs[0], &x);
-  ek_tensor_free(&x);
-  if (status != EK_OK || grad_inputs == NULL) return status;
+  EK_TRY(scale_gradient(pass, &grad_outputs[0], &x));
+  if (grad_inputs == NULL) return EK_OK;
   EK_TRY(ek_pass_parameter(&factor, pass, 0));
   EK_TRY(ek_pass_output(&grad_inputs[0], pass, EK_F32, 2, grad_outputs[0].shape));
   for (int64_t i = 0; i < grad_outputs[0].shape[0] * width; i++) {
@@ -338,27 +343,21 @@ static ek_status steps_ahead(ek_group *group, ek_data_parallel_model *model,
 /* with_criterion.h, around the criterion of criterion.h */
 static ek_status one_module(ek_group *group, ek_module *model, ek_criterion *criterion,
                             const ek_tensor inputs, const ek_tensor targets) {
-  ek_module *whole = NULL;
-  ek_data_parallel_model *m = NULL;
-  ek_data_parallel_criterion *c = NULL;
-  ek_shards totals = {0};
+  CK_FREED(module) *whole = NULL;
+  CK_FREED(data_parallel_model) *m = NULL;
+  CK_FREED(data_parallel_criterion) *c = NULL;
+  CK_FREED(shards) totals = {0};
   ek_status status;
 #include "with_criterion_1.inc"
 cleanup:
-  ek_shards_free(&totals);
-  ek_data_parallel_criterion_free(c);
-  ek_data_parallel_model_free(m);
-  ek_module_free(whole);
   return status;
 }
 
 static ek_status shown_whole(struct scene *s) {
-  ek_criterion *criterion = calloc(1, sizeof *criterion);
+  CK_FREED(criterion) *criterion = calloc(1, sizeof *criterion);
   ck_assert_ptr_nonnull(criterion);
   ck_ok(ek_criterion_init(criterion, &shown_loss_ops, 1, 1, EK_REDUCTION_MEAN));
-  const ek_status status = one_module(s->group, s->module, criterion, s->inputs[0], s->targets[0]);
-  ek_criterion_free(criterion);
-  return status;
+  return one_module(s->group, s->module, criterion, s->inputs[0], s->targets[0]);
 }
 
 /* linear_cross_entropy.h */
@@ -367,25 +366,19 @@ static ek_status run_head(void) {
   float x[12] = {1};
   int32_t y[4] = {0, 4, 2, 2};
   ek_tensor inputs, targets;
-  ek_module *body = NULL, *whole = NULL;
-  ek_criterion *head = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
+  CK_FREED(module) *body = NULL, *whole = NULL;
+  CK_FREED(criterion) *head = NULL;
+  CK_FREED(optimizer) *adamw = NULL;
+  SHOWN_TRAINER *trainer = NULL;
+  CK_FREED(shards) logits = {0};
   ek_step_result result;
-  ek_shards logits = {0};
   ek_status status;
   EK_TRY(ek_tensor_host(&inputs, x, EK_F32, 2, in));
   EK_TRY(ek_tensor_host(&targets, y, EK_I32, 1, out));
-  EK_TRY_GOTO(status, ek_linear_create(&body, 3, 3, true), cleanup);
-  EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
+  EK_TRY(ek_linear_create(&body, 3, 3, true));
+  EK_TRY(ek_adamw_create(&adamw, NULL));
 #include "linear_cross_entropy_1.inc"
 cleanup:
-  ek_shards_free(&logits);
-  ek_trainer_free(trainer);
-  ek_optimizer_free(adamw);
-  ek_criterion_free(head);
-  ek_module_free(whole);
-  ek_module_free(body);
   return status;
 }
 
@@ -578,22 +571,15 @@ static ek_status run_on_files(ek_trainer *trainer) {
 
 /* A model of its own, on devices of its own. */
 static ek_status train_on_files(ek_status (*train_so)(ek_trainer *trainer)) {
-  ek_module *gpt = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *sgd = NULL;
-  ek_trainer *trainer = NULL;
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_sgd_create(&sgd, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:2", gpt, loss, sgd, NULL), cleanup);
-  status = train_so(trainer);
-cleanup:
-  ek_trainer_free(trainer);
-  ek_optimizer_free(sgd);
-  ek_criterion_free(loss);
-  ek_module_free(gpt);
-  return status;
+  CK_FREED(module) *gpt = NULL;
+  CK_FREED(criterion) *loss = NULL;
+  CK_FREED(optimizer) *sgd = NULL;
+  SHOWN_TRAINER *trainer = NULL;
+  EK_TRY(ek_gpt_create(&gpt, NULL));
+  EK_TRY(ek_cross_entropy_create(&loss, NULL));
+  EK_TRY(ek_sgd_create(&sgd, NULL));
+  EK_TRY(ek_trainer_open(&trainer, "cpu:2", gpt, loss, sgd, NULL));
+  return train_so(trainer);
 }
 
 static ek_status with_file(ek_status (*train_so)(ek_trainer *trainer)) {
@@ -625,13 +611,10 @@ static ek_status make_weighted_loss(ek_criterion **made) {
 }
 
 static ek_status shown_huber(struct scene *s) {
-  ek_criterion *criterion = NULL;
+  CK_FREED(criterion) *plain = NULL, *weighted = NULL;
   (void)s;
-  EK_TRY(make_loss(&criterion));
-  ek_criterion_free(criterion);
-  EK_TRY(make_weighted_loss(&criterion));
-  ek_criterion_free(criterion);
-  return EK_OK;
+  EK_TRY(make_loss(&plain));
+  return make_weighted_loss(&weighted);
 }
 
 static ek_status shown_loader(struct scene *s) {
@@ -675,40 +658,34 @@ static ek_status shown_block_backward(const ek_module *self, ek_pass *pass,
   return ek_chain_backward(grad_inputs, pass, grad_outputs, &chain);
 }
 
-static void shown_block_free(ek_module *self) { (void)self; }
+static void shown_block_free(ek_module *self) {
+  for (size_t i = 0; i <= CONTRACT; i++) ek_module_free(((struct shown_block *)self)->children[i]);
+  free(self);
+}
 
 static ek_status shown_chain(struct scene *s) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops), .kind = "block",
                                     .parameters = shown_block_parameters,
                                     .forward = shown_block_forward,
                                     .backward = shown_block_backward, .free = shown_block_free};
-  struct shown_block block = {.children = {NULL}};
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor x = {0}, y = {0};
-  ek_status status;
+  struct shown_block *block = ck_module_new(sizeof *block, &ops, 1, 1);
+  CK_FREED(module) *module = &block->base;
+  CK_FREED(replica) *replica = NULL;
+  CK_FREED(pass) *pass = NULL;
+  CK_FREED(tensor) x = {0}, y = {0};
   ek_device *device = ek_group_device(s->group, 0);
-  EK_TRY_GOTO(status, ek_module_init(&block.base, &ops, 1, 1), cleanup);
-  EK_TRY_GOTO(status, ek_layer_norm_create(&block.children[LN_1], WIDTH, 1e-5), cleanup);
-  EK_TRY_GOTO(status, ek_linear_create(&block.children[ATTENTION], WIDTH, WIDTH, true), cleanup);
-  EK_TRY_GOTO(status, ek_layer_norm_create(&block.children[LN_2], WIDTH, 1e-5), cleanup);
-  EK_TRY_GOTO(status, ek_linear_create(&block.children[EXPAND], WIDTH, 3, true), cleanup);
-  EK_TRY_GOTO(status, ek_activation_create(&block.children[GELU], EK_ACTIVATION_GELU), cleanup);
-  EK_TRY_GOTO(status, ek_linear_create(&block.children[CONTRACT], 3, WIDTH, true), cleanup);
-  EK_TRY_GOTO(status, ek_replica_open(&replica, device, &block.base, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape),
-              cleanup);
-  EK_TRY_GOTO(status, use(&x), cleanup);
-  EK_TRY_GOTO(status, ek_pass_open(&pass, replica, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_pass_run_forward(&y, pass, &x), cleanup);
-  EK_TRY_GOTO(status, ek_pass_run_backward(NULL, pass, &y), cleanup);
-cleanup:
-  ek_tensor_free(&y);
-  ek_tensor_free(&x);
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  for (size_t i = 0; i <= CONTRACT; i++) ek_module_free(block.children[i]);
-  return status;
+  EK_TRY(ek_layer_norm_create(&block->children[LN_1], WIDTH, 1e-5));
+  EK_TRY(ek_linear_create(&block->children[ATTENTION], WIDTH, WIDTH, true));
+  EK_TRY(ek_layer_norm_create(&block->children[LN_2], WIDTH, 1e-5));
+  EK_TRY(ek_linear_create(&block->children[EXPAND], WIDTH, 3, true));
+  EK_TRY(ek_activation_create(&block->children[GELU], EK_ACTIVATION_GELU));
+  EK_TRY(ek_linear_create(&block->children[CONTRACT], 3, WIDTH, true));
+  EK_TRY(ek_replica_open(&replica, device, module, NULL));
+  EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape));
+  EK_TRY(use(&x));
+  EK_TRY(ek_pass_open(&pass, replica, NULL));
+  EK_TRY(ek_pass_run_forward(&y, pass, &x));
+  return ek_pass_run_backward(NULL, pass, &y);
 }
 
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
@@ -718,13 +695,11 @@ static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
 }
 
 static ek_status shown_pass(struct scene *s) {
-  ek_tensor x = {0};
+  CK_FREED(tensor) x = {0};
   ek_device *device = ek_group_device(s->group, 0);
   EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape));
-  ek_status status = use(&x);
-  if (status == EK_OK) status = by_hand(x, ek_data_parallel_model_replica(s->model, 0));
-  ek_tensor_free(&x);
-  return status;
+  EK_TRY(use(&x));
+  return by_hand(x, ek_data_parallel_model_replica(s->model, 0));
 }
 
 static ek_status shown_tensors(struct scene *s) {
