@@ -421,7 +421,8 @@ static ek_status entry_for(struct entry *entry, const char *who,
   EK_TRY(entry_named(entry, model, range->name));
   ek_tensor like = like_for(entry, host);
   if (!range->all) {
-    EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || range->first < 0 ||
+    EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || host->shape[0] < 0 ||
+                    range->first < 0 ||
                     range->first > ek_tensor_count(&like) - ek_tensor_count(host),
                 EK_ERR_SHAPE, "%s: the range is outside the %lld elements of %s", who,
                 (long long)ek_tensor_count(&like), range->name);

@@ -101,6 +101,9 @@ CK_LOOP(a_part_is_written, CK_PLACEMENTS) {
              "ek_state_write_range: the range is outside the 104 elements");
     ck_fails(ek_state_write_range(t.model, names[n], &part, -1), EK_ERR_SHAPE, "outside");
     ck_fails(ek_state_write_range(t.model, names[n], &whole, 0), EK_ERR_SHAPE, "outside");
+    ek_tensor negative = part;
+    negative.shape[0] = -1;
+    ck_fails(ek_state_write_range(t.model, names[n], &negative, 0), EK_ERR_SHAPE, "outside");
     ck_fails(ek_state_write_range(t.model, "who", &part, 0), EK_ERR_NOT_FOUND, "who");
     ck_ok(ek_tensor_host(&whole, got, EK_F64, CK_SHAPE(13, 8)));
     ck_ok(ek_state_read(&whole, t.model, names[n]));
