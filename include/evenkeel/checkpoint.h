@@ -92,7 +92,7 @@ typedef struct ek_checkpoint_options {
   size_t keep;      /* after a save only the last `keep` states up to its step stay; 0: all */
   const ek_checkpoint_extra *extras; /* read before the call returns; NULL if there are none */
   size_t extra_count;
-  bool only; /* after a save no other state stays, of later steps neither: a folder of the best */
+  bool only; /* a save removes all other states, those of later steps too: a folder of the best */
 } ek_checkpoint_options;
 #define EK_CHECKPOINT_OPTIONS_INIT                                                                 \
   {                                                                                                \

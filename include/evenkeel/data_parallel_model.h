@@ -26,8 +26,8 @@
  *
  * A training step (forward, criterion, backward, optimizer) is a transaction: if any of them fails
  * before the update, parameters, optimizer state and random masks are as before the step, gradients
- * that the step had accumulated are dropped, and the step can be started again. The exception are
- * buffers that modules write in a training forward (running statistics): they may be changed.
+ * that the step had accumulated are dropped, and the step can be started again. Buffers that
+ * modules write in a training forward (running statistics) may have changed.
  *
  * A failure inside the update itself (a device that dies, a rule of the program's own that returns
  * an error) may leave the update incomplete. The model is then torn: every later call for it, its

@@ -81,7 +81,8 @@ EK_API EK_CHECKED ek_status ek_schedule_function(ek_schedule *schedule,
 /* EK_ERR_INVALID_ARGUMENT for a schedule that none of these functions makes. */
 EK_API EK_CHECKED ek_status ek_schedule_check(const ek_schedule *schedule);
 
-/* The rate of a step (a negative one counts as 0); 0 for NULL, and for what no function makes. */
+/* The rate of a step (a negative one counts as 0). It is 0 for NULL, and for a schedule that lacks
+ * its function or its period. */
 EK_API double ek_schedule_rate(const ek_schedule *schedule, int64_t step);
 
 EK_END_DECLARATIONS
