@@ -44,7 +44,7 @@ static struct list *own_list(void) {
     lists = cuemu_new(MAX_THREADS * sizeof *lists);
     (void)pthread_setspecific(lists_key, lists);
   }
-  struct list *list = &lists[cuemu_block->current];
+  struct list *list = &lists[cuemu_current(cuemu_block)];
   if (list->serial != serial) {
     list->serial = serial;
     list->count = list->groups = 0;

@@ -1,5 +1,5 @@
 /*
- * executor.h - the state of the block that a worker thread runs; shared by block.c and warp.c.
+ * executor.h - the state of the block that a worker thread runs; for grid.c, block.c and warp.c.
  *
  * A CUDA thread is unstarted, ready, waiting (at the block's barrier or in a warp function),
  * running, or gone. The sets are bit masks of a warp. A waiting or ready thread is bound to the
@@ -43,19 +43,29 @@ struct rendezvous { /* lanes that wait for each other in a warp function */
   unsigned slot; /* of warp.sync */
 };
 
+struct lane {  /* half a line of the cache: all of them are gone through again and again */
+  uint3 index; /* threadIdx */
+  int line;    /* where it waits, in a source */
+  const char *file;
+  struct cuemu_fiber *bound;
+};
+
 struct warp {
-  uint32_t live, unstarted, ready;
+  _Alignas(64) uint32_t live;
+  uint32_t unstarted, ready;
   int rendezvous_count;
   struct rendezvous rendezvous[WARP_LANES];
   uint64_t in[WARP_LANES], out[WARP_LANES];
   uint8_t source[WARP_LANES];
+  struct lane lane[WARP_LANES];
+  int first; /* CUDA thread */
   unsigned next_slot;
   char sync[SYNC_SLOTS]; /* addresses for ThreadSanitizer, one for each recent rendezvous */
 };
 
 struct barrier {
   int waiting;
-  struct place place;  /* of the waiting threads */
+  struct place place; /* of the waiting threads */
   unsigned generation;
   char sync[2]; /* for ThreadSanitizer, by the last bit of the generation */
 };
@@ -65,20 +75,18 @@ struct block {
   const char *kernel;
   void (*body)(void *);
   void *closure;
-  int threads, warps, live, current;
-  struct warp *current_warp;
+  int threads, warps, live;
   int order;
+  struct warp *current_warp; /* NULL at the beginning of a block */
+  struct cuemu_fiber *running;
   bool fiber_per_thread;
   unsigned random;
-  dim3 indexed; /* the shape that `index` is for */
-  uint3 index[MAX_THREADS];
+  dim3 indexed; /* the shape that `index` of the lanes is for */
   cudaError_t error;
-  struct warp warp[MAX_WARPS];
   struct barrier barrier;
-  struct place waits_at[MAX_THREADS];
-  struct cuemu_fiber *bound[MAX_THREADS];
+  struct warp warp[MAX_WARPS];
 
-  struct cuemu_fiber main, *running, *idle;
+  struct cuemu_fiber main, *idle;
   struct cuemu_fiber *fiber[MAX_THREADS]; /* all of them */
   int fibers;
   void *dynamic_shared;
@@ -98,18 +106,28 @@ void cuemu_warp_lane_gone(struct warp *warp);
 void cuemu_multiply(struct warp *warp, struct place place);
 /* Matrices for a whole warp: of struct cuemu_matrices. */
 void cuemu_load_matrices(struct warp *warp, struct place place);
+/* Runs one block, for which `blockIdx` and `dynamic_shared` are set. */
+void cuemu_run_block(struct block *b);
+/* A fiber for each CUDA thread of the block. */
+void cuemu_make_fibers(struct block *b);
+/* What is on the fibers, threads that will never go on, is forgotten; the idle list is built anew.
+ */
+void cuemu_renew_fibers(struct block *b);
 /* Forgets the copies of the block before. */
 void cuemu_copies_begin(void);
 /* A thread that can run, of the current warp if there is one; -1 if there is none. */
-int cuemu_choose_in_order(struct block *b);
+int cuemu_choose_thread(struct block *b);
 /* Goes on with the next thread, while the current one, which is at `place`, waits. */
 void cuemu_go_on(struct block *b, struct place place);
 
-static inline void cuemu_set_current(struct block *b, int thread) {
-  b->current = thread;
-  b->current_warp = &b->warp[thread / WARP_LANES];
-  threadIdx = b->index[thread];
-  cuemu_lane = thread % WARP_LANES;
+static inline int cuemu_current(const struct block *b) {
+  return b->current_warp->first + cuemu_lane;
+}
+
+static inline void cuemu_set_current(struct block *b, struct warp *warp, int lane) {
+  b->current_warp = warp;
+  threadIdx = warp->lane[lane].index;
+  cuemu_lane = lane;
 }
 
 static inline void cuemu_switch_to(struct block *b, struct cuemu_fiber *fiber) {
@@ -119,30 +137,23 @@ static inline void cuemu_switch_to(struct block *b, struct cuemu_fiber *fiber) {
   cuemu_fiber_switch(from, fiber);
 }
 
-static inline int cuemu_choose_thread(struct block *b) {
-  const uint32_t lanes = b->current_warp->ready | b->current_warp->unstarted;
-  if (b->order == ORDER_FORWARD && lanes) {
-    return (b->current & ~(WARP_LANES - 1)) + __builtin_ctz(lanes);
-  }
-  return cuemu_choose_in_order(b);
-}
-
 /* Goes on with a ready thread. */
-static inline void cuemu_resume(struct block *b, int thread) {
-  cuemu_set_current(b, thread);
-  b->current_warp->ready &= ~(1u << (thread % WARP_LANES));
-  cuemu_switch_to(b, b->bound[thread]);
+static inline void cuemu_resume(struct block *b, struct warp *warp, int lane) {
+  cuemu_set_current(b, warp, lane);
+  warp->ready &= ~(1u << lane);
+  cuemu_switch_to(b, warp->lane[lane].bound);
 }
 
 /* The current CUDA thread waits until another one sets its bit in `ready`. */
-static inline void cuemu_wait_here(struct block *b, struct place place) {
-  const int thread = b->current;
-  b->bound[thread] = b->running;
-  b->waits_at[thread] = place;
-  const uint32_t ready = b->current_warp->ready;
-  if (b->order == ORDER_FORWARD && ready &&
-      !b->current_warp->unstarted) { /* as it nearly always is */
-    cuemu_resume(b, (thread & ~(WARP_LANES - 1)) + __builtin_ctz(ready));
+static inline void cuemu_wait_here(struct block *b, struct warp *warp, int lane,
+                                   struct place place) {
+  struct lane *own = &warp->lane[lane];
+  own->bound = b->running;
+  own->file = place.file;
+  own->line = place.line;
+  const uint32_t ready = warp->ready;
+  if (b->order == ORDER_FORWARD && ready && !warp->unstarted) { /* as it nearly always is */
+    cuemu_resume(b, warp, __builtin_ctz(ready));
   } else {
     cuemu_go_on(b, place);
   }

@@ -54,6 +54,34 @@ static inline void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fib
 }
 #endif
 
+/* CUEMU_GATE(name): the function `name` for kernels, which calls name_here() and goes back by a
+ * jump. The processor predicts a return from the calls before it. Where fibers are switched the
+ * last call was another CUDA thread's, mostly from its next place in the kernel, so that nearly
+ * every return was predicted wrongly. A jump is predicted from where it went before: the same
+ * place. */
+#ifdef CUEMU_UCONTEXT
+#define CUEMU_GATE_HERE(name) name
+#define CUEMU_GATE(name)
+#else
+#define CUEMU_GATE_HERE(name) __attribute__((visibility("hidden"))) name##_here
+#define CUEMU_GATE(name)                                                                           \
+  __asm__(".text\n"                                                                                \
+          ".globl " #name "\n"                                                                     \
+          ".type " #name ",@function\n" #name ":\n"                                                \
+          "  .cfi_startproc\n"                                                                     \
+          "  endbr64\n"                                                                            \
+          "  subq $8, %rsp\n"                                                                      \
+          "  .cfi_adjust_cfa_offset 8\n"                                                           \
+          "  call " #name "_here\n"                                                                \
+          "  addq $8, %rsp\n"                                                                      \
+          "  .cfi_adjust_cfa_offset -8\n"                                                          \
+          "  popq %rcx\n"                                                                          \
+          "  .cfi_adjust_cfa_offset -8\n"                                                          \
+          "  jmp *%rcx\n"                                                                          \
+          "  .cfi_endproc\n"                                                                       \
+          ".size " #name ", .-" #name "\n");
+#endif
+
 #ifdef CUEMU_TSAN
 void __tsan_acquire(void *);
 void __tsan_release(void *);

@@ -73,8 +73,10 @@ static __attribute__((noinline)) struct rendezvous *meet(struct warp *warp,
   return r;
 }
 
-uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
-                    const char *file, int line) {
+CUEMU_GATE(cuemu_warp)
+
+uint64_t CUEMU_GATE_HERE(cuemu_warp)(enum cuemu_warp_operation operation, uint32_t mask,
+                                     uint64_t value, int source, const char *file, int line) {
   struct block *b = cuemu_block;
   struct warp *warp = b->current_warp;
   struct place place = {file, line};
@@ -95,7 +97,7 @@ uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t
     complete(warp, r);
     warp->ready &= ~bit;
   } else {
-    cuemu_wait_here(b, place);
+    cuemu_wait_here(b, warp, lane, place);
   }
   if (orders) cuemu_acquire(sync);
   return warp->out[lane];
