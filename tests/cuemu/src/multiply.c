@@ -24,51 +24,103 @@ struct cuemu_operands { /* cuemu_device.h */
   int precision;
 };
 
-static float operand(uint32_t word, struct place place) {
-  const bool nan = (word & 0x7FFFFFFFu) > 0x7F800000u;
-  if ((word & 0x1FFFu) != 0 && !nan) cuemu_fail_block("an operand is not in TF32", place);
-  float value;
-  memcpy(&value, &word, sizeof value);
-  return value;
-}
-
-/* The numbers of a word: one, or two that are neighbours. */
-static void take(float *to, int step, uint32_t word, int precision, struct place place) {
-  if (precision == TF32) {
-    *to = operand(word, place);
-  } else if (precision == BF16) {
-    to[0] = cuemu_bfloat16_to_float((uint16_t)word);
-    to[step] = cuemu_bfloat16_to_float((uint16_t)(word >> 16));
-  } else {
-    to[0] = cuemu_half_to_float((uint16_t)word);
-    to[step] = cuemu_half_to_float((uint16_t)(word >> 16));
-  }
-}
+/* The words of both operands as the lanes hold them: b after a. */
+enum {
+  DEEPEST_WORDS = DEEPEST / 2,
+  A_WORDS = ROWS * DEEPEST_WORDS,
+  WORDS = A_WORDS + DEEPEST_WORDS * COLUMNS
+};
 
 static const struct cuemu_operands *of_lane(const struct warp *warp, int lane) {
   return (const struct cuemu_operands *)(uintptr_t)warp->in[lane];
 }
 
-void cuemu_multiply(struct warp *warp, struct place place) {
-  float a[ROWS][DEEPEST], b[DEEPEST][COLUMNS], d[ROWS][COLUMNS];
+static void gather(const struct warp *warp, uint32_t *words, float (*d)[COLUMNS],
+                   struct place place) {
   const int precision = of_lane(warp, 0)->precision;
-  const int each = precision == TF32 ? 1 : 2, depth = 8 * each;
   for (int lane = 0; lane < WARP_LANES; lane++) {
     const struct cuemu_operands *own = of_lane(warp, lane);
     const int g = lane / 4, t = lane % 4;
     if (own->precision != precision) cuemu_fail_block("products of two precisions", place);
     for (int i = 0; i < 4; i++) {
-      take(&a[g + i % 2 * 8][(t + i / 2 * 4) * each], 1, own->a[i], precision, place);
+      words[(g + i % 2 * 8) * DEEPEST_WORDS + t + i / 2 * 4] = own->a[i];
       d[g + i / 2 * 8][2 * t + i % 2] = own->d[i];
     }
-    for (int i = 0; i < 2; i++) {
-      take(&b[(t + 4 * i) * each][g], COLUMNS, own->b[i], precision, place);
-    }
+    for (int i = 0; i < 2; i++) words[A_WORDS + (t + 4 * i) * COLUMNS + g] = own->b[i];
   }
+}
+
+union operand {
+  uint32_t word[WORDS];
+  float value[WORDS];
+};
+
+static void check_tf32(const uint32_t *words, struct place place) {
+  uint32_t wrong = 0;
+  for (int i = 0; i < WORDS; i++) {
+    const bool nan = (words[i] & 0x7FFFFFFFu) > 0x7F800000u;
+    wrong |= nan ? 0 : words[i] & 0x1FFFu;
+  }
+  if (wrong) cuemu_fail_block("an operand is not in TF32", place);
+}
+
+/* cuemu_half_to_float() without branches: 2^112 brings the exponent of f16 to that of f32, also
+   where the number is subnormal. */
+static uint32_t of_half(uint32_t half) {
+  const uint32_t shifted = (half & 0x7FFFu) << 13, sign = (half & 0x8000u) << 16;
+  float value;
+  uint32_t bits;
+  memcpy(&value, &shifted, sizeof value);
+  value *= 0x1p112f;
+  memcpy(&bits, &value, sizeof bits);
+  return bits | sign | (shifted >= 0x0F800000u ? 0x7F800000u : 0);
+}
+
+/* Of two neighbours in a word one: of the lower half (shift 0) or the higher one (16). */
+static void take(const uint32_t *words, uint32_t *values, int precision, int shift) {
+  if (precision == BF16) {
+    for (int i = 0; i < WORDS; i++) values[i] = words[i] >> shift << 16;
+  } else {
+    for (int i = 0; i < WORDS; i++) values[i] = of_half(words[i] >> shift & 0xFFFFu);
+  }
+}
+
+typedef float quad __attribute__((vector_size(16)));
+
+/* d += a b, one term after the other; two neighbours in depth are in two parts. */
+static void add(float (*d)[COLUMNS], const float *const *part, int parts) {
   for (int row = 0; row < ROWS; row++) {
-    for (int k = 0; k < depth; k++) {
-      for (int column = 0; column < COLUMNS; column++) d[row][column] += a[row][k] * b[k][column];
+    quad left, right;
+    memcpy(&left, d[row], sizeof left);
+    memcpy(&right, d[row] + 4, sizeof right);
+    for (int word = 0; word < DEEPEST_WORDS; word++) {
+      for (int p = 0; p < parts; p++) {
+        const float a = part[p][row * DEEPEST_WORDS + word];
+        const float *b = part[p] + A_WORDS + word * COLUMNS;
+        quad first, second;
+        memcpy(&first, b, sizeof first);
+        memcpy(&second, b + 4, sizeof second);
+        left += a * first;
+        right += a * second;
+      }
     }
+    memcpy(d[row], &left, sizeof left);
+    memcpy(d[row] + 4, &right, sizeof right);
+  }
+}
+
+void cuemu_multiply(struct warp *warp, struct place place) {
+  union operand words, low, high;
+  float d[ROWS][COLUMNS];
+  const int precision = of_lane(warp, 0)->precision;
+  gather(warp, words.word, d, place);
+  if (precision == TF32) {
+    check_tf32(words.word, place);
+    add(d, (const float *const[]){words.value}, 1);
+  } else {
+    take(words.word, low.word, precision, 0);
+    take(words.word, high.word, precision, 16);
+    add(d, (const float *const[]){low.value, high.value}, 2);
   }
   for (int lane = 0; lane < WARP_LANES; lane++) {
     for (int i = 0; i < 4; i++) {
