@@ -142,7 +142,9 @@ run_examples() { # FOLDER CMAKE-OPTION...
   done
 }
 run_examples examples -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON
-run_examples examples_static -DEVENKEEL_LIBRARY=evenkeel::evenkeel_check_static "${options[@]}"
+# Without nvcc: own_cuda links the shared library in both.
+run_examples examples_static -DEVENKEEL_LIBRARY=evenkeel::evenkeel_check_static -DCMAKE_CUDA_COMPILER= \
+  "${options[@]}"
 if readelf -d "$work/examples_static/own_model" | grep -q 'NEEDED.*libevenkeel'; then
   printf 'check_consumer: the static examples are linked to the shared library\n' >&2
   exit 1
