@@ -310,15 +310,21 @@ static void read_text(char *text, size_t size, const char *path) {
   ck_assert(fclose(file) == 0);
 }
 
+/* A trainer, and metrics of it in a file. */
+static ek_trainer *open_measured(ek_trainer_run_options *options, const char *path) {
+  ek_trainer *trainer = open_trainer("cpu:2", 0.05);
+  ck_kept(ek_metrics_open(&options->metrics, ek_trainer_group(trainer), NULL, path),
+          options->metrics);
+  return trainer;
+}
+
 CK_TEST(metrics_have_the_validation_loss) {
   struct story story = {0};
   const char *path = ck_file(folder, "run.jsonl");
   char text[1 << 14];
   ek_source *source = open_products();
-  ek_trainer *trainer = open_trainer("cpu:2", 0.05);
   ek_trainer_run_options options = options_of(&story);
-  ck_kept(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path),
-          options.metrics);
+  ek_trainer *trainer = open_measured(&options, path);
   ck_assign(options, .validation = source, .validation_every = 10, .tokens_per_row = 3);
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
   read_text(text, sizeof text, path);
@@ -337,10 +343,8 @@ CK_TEST(metrics_count_on_in_the_next_call) {
   const char *path = ck_file(folder, "calls.jsonl");
   char text[1 << 14];
   ek_source *source = open_products();
-  ek_trainer *trainer = open_trainer("cpu:2", 0.05);
   ek_trainer_run_options options = options_of(&story);
-  ck_kept(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path),
-          options.metrics);
+  ek_trainer *trainer = open_measured(&options, path);
   options.folder = states;
   story.stop_at = 3;
   const ek_status status = ek_trainer_run(NULL, trainer, source, STEPS, &options);
