@@ -61,9 +61,7 @@ void charts_step(FILE *file, const json_t *root) {
     const struct chart chart = {
         title, "A stacked bar for each device string; the numbers are in the table below.",
         CHART_SECONDS, true};
-    fputs("<figure>\n<h3>", file);
-    html_text(file, mode);
-    fputs("</h3>\n", file);
+    rows_figure(file, "%s", mode);
     chart_bars(file, &chart, groups[m].rows, groups[m].count, rows_most(groups, count));
     fputs("</figure>\n", file);
   }
@@ -122,11 +120,10 @@ static void write_block(FILE *file, const json_t *root, const json_t *runs, size
   (void)snprintf(title, sizeof title, "Peak memory against speed of each technique, %s", block);
   const struct chart chart = {title, "Numbered points; the list below has their names and numbers.",
                               CHART_TIMES, false};
-  fputs("<figure>\n", file);
-  if (!alone) {
-    fputs("<h3>", file);
-    html_text(file, block);
-    fputs("</h3>\n", file);
+  if (alone) {
+    fputs("<figure>\n", file);
+  } else {
+    rows_figure(file, "%s", block);
   }
   chart_points(file, &chart, "peak memory, times plain", "speed, times plain", points, count);
   write_key(file, points, count);

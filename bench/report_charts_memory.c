@@ -69,9 +69,7 @@ static void write_memory(FILE *file, const json_t *root, const json_t *runs,
                        ? "nothing"
                        : chart_text(text, CHART_BYTES, chart_row_total(&groups[r].rows[0])));
     const struct chart chart = {title, description, CHART_BYTES, false};
-    fputs("<figure>\n<h3>", file);
-    html_text(file, name);
-    fputs("</h3>\n", file);
+    rows_figure(file, "%s", name);
     write_evenness(file, root, r, json_is_true(json_object_get(run, "out_of_memory")));
     chart_bars(file, &chart, groups[r].rows, groups[r].count, most);
     fputs("</figure>\n", file);
@@ -140,9 +138,7 @@ static void write_timeline(FILE *file, const json_t *root, size_t r, const char 
                  "backward, reduce, optimizer. The JSON has its points.",
                  time.curve_count);
   const struct chart chart = {title, description, CHART_BYTES, false};
-  fputs("<figure>\n<h3>", file);
-  html_text(file, mode);
-  fputs("</h3>\n", file);
+  rows_figure(file, "%s", mode);
   chart_curves(file, &chart, &time);
   fputs("</figure>\n", file);
   free(bands);
@@ -175,9 +171,7 @@ static void write_areas(FILE *file, const json_t *root, size_t r, size_t device,
                  "backward, reduce, optimizer. The JSON has their points.",
                  time.area_count);
   const struct chart chart = {title, description, CHART_BYTES, false};
-  fputs("<figure>\n<h3>", file);
-  html_format(file, "%s, device %zu", mode, device);
-  fputs("</h3>\n", file);
+  rows_figure(file, "%s, device %zu", mode, device);
   chart_curves(file, &chart, &time);
   fputs("</figure>\n", file);
   free(areas);

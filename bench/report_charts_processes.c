@@ -45,9 +45,7 @@ static void write_run(FILE *file, const json_t *root, size_t r, double most) {
   for (size_t p = 0; p < count; p++) fill_row(&rows[p], &parts[p], root, r, p);
   const struct chart chart = {title, "A bar for each process; the numbers are in the table below.",
                               CHART_SECONDS, false};
-  fputs("<figure>\n<h3>", file);
-  html_format(file, "%s%s%s", name, spec != NULL ? " on " : "", spec != NULL ? spec : "");
-  fputs("</h3>\n", file);
+  rows_figure(file, "%s%s%s", name, spec != NULL ? " on " : "", spec != NULL ? spec : "");
   chart_bars(file, &chart, rows, count, most);
   fputs("</figure>\n", file);
   free(rows);

@@ -4,6 +4,7 @@
 #include "report_rows.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,6 +91,17 @@ void rows_heading(FILE *file, const char *heading, const char *text) {
   fputs("</h2>\n<p class=\"soft\">", file);
   html_text(file, text);
   fputs("</p>\n", file);
+}
+
+void rows_figure(FILE *file, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char *heading = need_format(format, arguments);
+  va_end(arguments);
+  fputs("<figure>\n<h3>", file);
+  html_text(file, heading);
+  fputs("</h3>\n", file);
+  free(heading);
 }
 
 const char *rows_text(const json_t *object, const char *key) {

@@ -30,6 +30,8 @@ void rows_legend(FILE *file, const struct rows *groups, size_t count, bool phase
 /* One entry of a legend that the caller has begun. */
 void rows_item(FILE *file, const char *classes, const char *name);
 void rows_heading(FILE *file, const char *heading, const char *text);
+/* Begins a figure with a heading: printf(), then html_text(). */
+void rows_figure(FILE *file, const char *format, ...) BENCH_PRINTF(2, 3);
 
 /* A member, or "" if it is no text. */
 const char *rows_text(const json_t *object, const char *key);

@@ -2,8 +2,8 @@
  * trainer_run.c - the loop of a training run over a source.
  *
  * What a state keeps for the run besides the trainer's own is one extra, "run": the steps, the
- * least validation loss, its step, and the validations since; -1 less these if the validation after
- * the last step is still to come, because it has failed.
+ * least validation loss, its step, and the number n of validations since. It is kept as -1 - n if
+ * the validation after the last step has failed and is still to come.
  *
  * It uses public functions, except for two things in a world of several processes: one of them
  * shares what it has read of a state, and a failure in one process, such as that of its source,
@@ -53,8 +53,8 @@ static double seconds_now(void) {
 
 /* ---- states ---- */
 
-/* keep: NULL for the folder of the best state, which holds no other, whichever run saved it. */
-static ek_status save(struct run *run, const char *folder, const size_t *keep) {
+/* only: in the folder of the best state, which holds no other, whichever run saved it. */
+static ek_status save(struct run *run, const char *folder, bool only) {
   const int64_t shape[] = {KEPT};
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_extra extra = {.name = "run"};
@@ -64,8 +64,8 @@ static ek_status save(struct run *run, const char *folder, const size_t *keep) {
   run->kept[KEPT_SINCE] = (double)(run->owes ? -1 - run->since : run->since);
   EK_TRY(ek_tensor_host(&extra.value, run->kept, EK_F64, 1, shape));
   options.position = run->result.position;
-  options.keep = keep == NULL ? 1 : *keep;
-  options.only = keep == NULL;
+  options.keep = run->options.keep;
+  options.only = only;
   options.extras = &extra;
   options.extra_count = 1;
   return ek_trainer_save_begin(run->trainer, folder, &options);
@@ -73,7 +73,7 @@ static ek_status save(struct run *run, const char *folder, const size_t *keep) {
 
 static ek_status save_state(struct run *run) {
   if (run->options.folder == NULL || run->saved == run->result.step) return EK_OK;
-  EK_TRY(save(run, run->options.folder, &run->options.keep));
+  EK_TRY(save(run, run->options.folder, false));
   run->saved = run->result.step;
   return EK_OK;
 }
@@ -165,7 +165,7 @@ static ek_status validate(struct run *run, double *loss) {
   if (!better) return EK_OK;
   r->best = *loss;
   r->best_step = r->step;
-  return run->options.best_folder == NULL ? EK_OK : save(run, run->options.best_folder, NULL);
+  return run->options.best_folder == NULL ? EK_OK : save(run, run->options.best_folder, true);
 }
 
 static ek_status validate_late(struct run *run) {

@@ -331,7 +331,7 @@ FILE_LOOP(what_cannot_be_opened_says_why, 1) {
   ck_assert_int_eq(mkfifo(path, 0600), 0);
   ck_fails(ek_safetensors_open(&file, path), EK_ERR_IO, "not a regular file");
   ck_fails(ek_safetensors_create(&writer, path, NULL, 0, NULL, 0), EK_ERR_IO,
-           "not a regular file"); /* as /dev/null is none: it must not become one */
+           "not a regular file"); /* nor would a file of weights replace /dev/null */
   ck_assert_int_eq(unlink(path), 0);
   ck_fails(ek_safetensors_create(&writer, ck_file(folder, "none/a"), NULL, 0, NULL, 0),
            EK_ERR_NOT_FOUND, "none/a.tmp");

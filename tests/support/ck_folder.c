@@ -4,6 +4,7 @@
 #include "ck_folder.h"
 
 #include <dirent.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ek_check.h"
@@ -48,6 +49,19 @@ void ck_write_file(const char *path, const void *bytes, size_t size) {
   ck_assert_msg(file != NULL, "%s", path);
   ck_assert_uint_eq(fwrite(bytes, 1, size, file), size);
   ck_assert_int_eq(fclose(file), 0);
+}
+
+char *ck_read_file(size_t *size, const char *path) {
+  struct stat about;
+  FILE *file = fopen(path, "rb");
+  if (file == NULL) return NULL;
+  ck_assert_int_eq(fstat(fileno(file), &about), 0);
+  const size_t bytes = (size_t)about.st_size;
+  char *text = ck_array(bytes + 1, 1);
+  ck_assert_uint_eq(fread(text, 1, bytes, file), bytes);
+  ck_assert_int_eq(fclose(file), 0);
+  if (size != NULL) *size = bytes;
+  return text;
 }
 
 int ck_folder_entries(const char *folder) {

@@ -26,6 +26,8 @@ const char *ck_state_file(const char *folder, int step);
 
 /* A file of these bytes. */
 void ck_write_file(const char *path, const void *bytes, size_t size);
+/* Its bytes, kept, and a zero byte after them; NULL if it is not there. *size may be NULL. */
+char *ck_read_file(size_t *size, const char *path);
 
 /* How many files and folders are in it. */
 int ck_folder_entries(const char *folder);

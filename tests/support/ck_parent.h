@@ -15,7 +15,7 @@
 
 struct ck_parent {
   ek_module base;
-  ek_module *children[4]; /* NULL: there is none */
+  ek_module *children[4]; /* NULL after the last */
 };
 
 /* A parent of `child` with its inputs and outputs, whose reference it takes over. Others follow by

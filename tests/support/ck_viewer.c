@@ -3,6 +3,7 @@
  */
 #include "ck_viewer.h"
 
+#include "ck_folder.h"
 #include "ek_check.h"
 
 /* ---- values ---- */
@@ -149,12 +150,9 @@ static struct ck_value *read_pickle(const unsigned char *at, const unsigned char
 }
 
 struct ck_value *ck_read_snapshot(const char *path) {
-  FILE *file = fopen(path, "rb");
-  ck_assert_msg(file != NULL, "%s is not there", path);
-  static char text[16 << 20];
-  const size_t length = fread(text, 1, sizeof text - 1, file);
-  ck_assert(fclose(file) == 0 && length < sizeof text - 1);
-  text[length] = '\0';
+  size_t length = 0;
+  const char *text = ck_read_file(&length, path);
+  ck_assert_msg(text != NULL, "%s is not there", path);
   if (text[0] != '{') {
     return read_pickle((const unsigned char *)text, (const unsigned char *)text + length);
   }

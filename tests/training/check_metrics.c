@@ -22,26 +22,16 @@ static void make_folder(void) {
   lines = ck_file(folder, "run.jsonl");
 }
 
-static char text[65536];
-
-static const char *read_file(const char *path) {
-  FILE *file = fopen(path, "r");
-  if (file == NULL) return NULL;
-  const size_t length = fread(text, 1, sizeof text - 1, file);
-  text[length] = '\0';
-  ck_assert(fclose(file) == 0);
-  return text;
-}
-
 static void says(const char *path, const char *part) {
-  const char *all = read_file(path);
+  const char *all = ck_read_file(NULL, path);
   ck_assert_msg(all != NULL && strstr(all, part) != NULL, "%s does not say %s but %s", path, part,
                 all == NULL ? "nothing" : all);
 }
 
 static size_t count_lines(const char *path) {
   size_t count = 0;
-  for (const char *at = read_file(path); at != NULL && *at != '\0'; at++) count += *at == '\n';
+  const char *at = ck_read_file(NULL, path);
+  for (; at != NULL && *at != '\0'; at++) count += *at == '\n';
   return count;
 }
 
@@ -109,7 +99,8 @@ CK_TEST(the_file_follows_the_format) {
   CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, NULL));
   ck_ok(ek_metrics_step(metrics, NULL, 5)); /* nothing but a refused step */
   ck_ok(ek_metrics_close(metrics));
-  ck_assert_ptr_nonnull(read_file(prometheus));
+  char *text = ck_read_file(NULL, prometheus);
+  ck_assert_ptr_nonnull(text);
   size_t count = 0;
   for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
        line = strtok_r(NULL, "\n", &save)) {
@@ -208,6 +199,7 @@ CK_TEST(lines_to_a_pipe) {
   ck_assert_int_ge(reader, 0);
   ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
   ck_ok(ek_metrics_step(metrics, &good, 1000));
+  static char text[65536];
   const ssize_t length = read(reader, text, sizeof text - 1);
   ck_assert(length > 2 && text[0] == '{' && text[length - 1] == '\n');
   ek_status status = EK_OK;
@@ -245,7 +237,7 @@ CK_TEST(a_line_that_is_cut) {
   ck_ok(ek_metrics_step(metrics, &good, 1000));
   ck_assert(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && getrlimit(RLIMIT_FSIZE, &limit) == 0);
   const struct rlimit before = limit;
-  limit.rlim_cur = strlen(read_file(lines)) + FITS;
+  limit.rlim_cur = strlen(ck_read_file(NULL, lines)) + FITS;
   ck_assert(setrlimit(RLIMIT_FSIZE, &limit) == 0);
   ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "only part of a line was written");
   ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "cannot be written"); /* nothing is */
@@ -254,6 +246,7 @@ CK_TEST(a_line_that_is_cut) {
   ck_ok(ek_metrics_close(metrics));
   ck_assert_uint_eq(count_lines(lines), 4);
   size_t whole = 0;
+  const char *text = ck_read_file(NULL, lines);
   for (const char *at = text; (at = strstr(at, "]}\n")) != NULL; at++) whole++;
   ck_assert_uint_eq(whole, 3);
   says(lines, "]}\n{\"time\": ");

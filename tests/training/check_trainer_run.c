@@ -303,13 +303,6 @@ CK_TEST(a_folder_that_has_a_state_is_not_new) {
   ck_assert(story.count == 0 && result.step == STEPS && result.end == EK_RUN_DONE);
 }
 
-static void read_text(char *text, size_t size, const char *path) {
-  FILE *file = fopen(path, "r");
-  ck_assert_ptr_nonnull(file);
-  text[fread(text, 1, size - 1, file)] = '\0';
-  ck_assert(fclose(file) == 0);
-}
-
 /* A trainer, and metrics of it in a file. */
 static ek_trainer *open_measured(ek_trainer_run_options *options, const char *path) {
   ek_trainer *trainer = open_trainer("cpu:2", 0.05);
@@ -321,13 +314,13 @@ static ek_trainer *open_measured(ek_trainer_run_options *options, const char *pa
 CK_TEST(metrics_have_the_validation_loss) {
   struct story story = {0};
   const char *path = ck_file(folder, "run.jsonl");
-  char text[1 << 14];
   ek_source *source = open_products();
   ek_trainer_run_options options = options_of(&story);
   ek_trainer *trainer = open_measured(&options, path);
   ck_assign(options, .validation = source, .validation_every = 10, .tokens_per_row = 3);
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
-  read_text(text, sizeof text, path);
+  const char *text = ck_read_file(NULL, path);
+  ck_assert_ptr_nonnull(text);
   const char *line = strstr(text, "\"step\": 10,");
   ck_assert_ptr_nonnull(line);
   ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 150,"));
@@ -341,7 +334,6 @@ CK_TEST(metrics_have_the_validation_loss) {
 CK_TEST(metrics_count_on_in_the_next_call) {
   struct story story = {0};
   const char *path = ck_file(folder, "calls.jsonl");
-  char text[1 << 14];
   ek_source *source = open_products();
   ek_trainer_run_options options = options_of(&story);
   ek_trainer *trainer = open_measured(&options, path);
@@ -350,7 +342,8 @@ CK_TEST(metrics_count_on_in_the_next_call) {
   const ek_status status = ek_trainer_run(NULL, trainer, source, STEPS, &options);
   if (no_files(status)) return;
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
-  read_text(text, sizeof text, path);
+  const char *text = ck_read_file(NULL, path);
+  ck_assert_ptr_nonnull(text);
   const char *line = strstr(text, "\"step\": 20,");
   ck_assert_ptr_nonnull(line);
   ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 100,"));

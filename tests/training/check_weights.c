@@ -97,13 +97,10 @@ CK_TEST(names_and_layout_are_theirs) {
 CK_TEST(the_header_says_the_format) {
   CK_SET_UP(struct ck_training, t, open_gpt(&t, 3, 1));
   if (!no_files(&t)) {
-    char header[4096];
-    FILE *file = fopen(path, "rb");
-    ck_assert_ptr_nonnull(file);
-    const size_t size = fread(header, 1, sizeof header - 1, file);
-    ck_assert_int_eq(fclose(file), 0);
+    size_t size = 0;
+    const char *header = ck_read_file(&size, path);
+    ck_assert_ptr_nonnull(header);
     ck_assert_uint_gt(size, 8);
-    header[size] = '\0';
     ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* after its length */
   }
 }
