@@ -26,19 +26,16 @@ static inline uint16_t cuemu_float_to_half(float value) {
   return (uint16_t)(sign | ((magnitude - 0x38000000u) >> 13));
 }
 
+/* Without branches: 2^112 brings the exponent of f16 to that of f32, also where the number is
+ * subnormal. */
 static inline float cuemu_half_to_float(uint16_t half) {
-  uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-  uint32_t exponent = (half >> 10) & 31, fraction = half & 0x3ffu, bits;
+  const uint32_t shifted = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+  uint32_t bits;
   float value;
-  if (exponent == 31) {
-    bits = sign | 0x7f800000u | (fraction << 13);
-  } else if (exponent) {
-    bits = sign | ((exponent + 112) << 23) | (fraction << 13);
-  } else {
-    value = (float)fraction * 5.9604644775390625e-08f; /* 2^-24 */
-    memcpy(&bits, &value, sizeof(bits));
-    bits |= sign;
-  }
+  memcpy(&value, &shifted, sizeof(value));
+  value *= 0x1p112f;
+  memcpy(&bits, &value, sizeof(bits));
+  bits |= sign | (shifted >= 0x0f800000u ? 0x7f800000u : 0); /* infinity, NaN */
   memcpy(&value, &bits, sizeof(value));
   return value;
 }

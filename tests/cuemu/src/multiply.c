@@ -12,7 +12,6 @@
 
 #include <string.h>
 
-#include "cuda_bf16.h"
 #include "cuda_fp16.h"
 
 enum { ROWS = 16, COLUMNS = 8, DEEPEST = 16 };
@@ -64,24 +63,14 @@ static void check_tf32(const uint32_t *words, struct place place) {
   if (wrong) cuemu_fail_block("an operand is not in TF32", place);
 }
 
-/* cuemu_half_to_float() without branches: 2^112 brings the exponent of f16 to that of f32, also
-   where the number is subnormal. */
-static uint32_t of_half(uint32_t half) {
-  const uint32_t shifted = (half & 0x7FFFu) << 13, sign = (half & 0x8000u) << 16;
-  float value;
-  uint32_t bits;
-  memcpy(&value, &shifted, sizeof value);
-  value *= 0x1p112f;
-  memcpy(&bits, &value, sizeof bits);
-  return bits | sign | (shifted >= 0x0F800000u ? 0x7F800000u : 0);
-}
-
 /* Of two neighbours in a word one: of the lower half (shift 0) or the higher one (16). */
-static void take(const uint32_t *words, uint32_t *values, int precision, int shift) {
+static void take(const uint32_t *words, union operand *one, int precision, int shift) {
   if (precision == BF16) {
-    for (int i = 0; i < WORDS; i++) values[i] = words[i] >> shift << 16;
+    for (int i = 0; i < WORDS; i++) one->word[i] = words[i] >> shift << 16;
   } else {
-    for (int i = 0; i < WORDS; i++) values[i] = of_half(words[i] >> shift & 0xFFFFu);
+    for (int i = 0; i < WORDS; i++) {
+      one->value[i] = cuemu_half_to_float((uint16_t)(words[i] >> shift));
+    }
   }
 }
 
@@ -118,8 +107,8 @@ void cuemu_multiply(struct warp *warp, struct place place) {
     check_tf32(words.word, place);
     add(d, (const float *const[]){words.value}, 1);
   } else {
-    take(words.word, low.word, precision, 0);
-    take(words.word, high.word, precision, 16);
+    take(words.word, &low, precision, 0);
+    take(words.word, &high, precision, 16);
     add(d, (const float *const[]){low.value, high.value}, 2);
   }
   for (int lane = 0; lane < WARP_LANES; lane++) {
