@@ -37,6 +37,7 @@ json_t *whole(uint64_t value) { return json_integer((json_int_t)value); }
 json_t *summary_json(struct summary summary) {
   json_t *object = json_object();
   put(object, "median", number_or_null(summary.median));
+  put(object, "mean", number_or_null(summary.mean));
   put(object, "min", number_or_null(summary.min));
   put(object, "max", number_or_null(summary.max));
   return object;

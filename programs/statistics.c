@@ -1,5 +1,5 @@
 /*
- * statistics.c - median, smallest and largest.
+ * statistics.c - median, mean, smallest and largest.
  */
 #include "statistics.h"
 
@@ -15,7 +15,7 @@ static int compare(const void *left, const void *right) {
 }
 
 struct summary summarize(const double *values, size_t count) {
-  struct summary summary = {(double)NAN, (double)NAN, (double)NAN};
+  struct summary summary = {(double)NAN, (double)NAN, (double)NAN, (double)NAN};
   if (count == 0) return summary;
   double *sorted = need_memory(count, sizeof *sorted);
   memcpy(sorted, values, count * sizeof *sorted);
@@ -24,6 +24,9 @@ struct summary summarize(const double *values, size_t count) {
   summary.max = sorted[count - 1];
   summary.median =
       count % 2 == 1 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
+  double sum = 0;
+  for (size_t i = 0; i < count; i++) sum += sorted[i];
+  summary.mean = sum / (double)count;
   free(sorted);
   return summary;
 }

@@ -8,7 +8,7 @@
 #include <time.h>
 
 struct summary {
-  double median, min, max; /* NaN for no values */
+  double median, mean, min, max; /* NaN for no values */
 };
 
 /* The median of an even number of values is the mean of the two in the middle. */

@@ -13,9 +13,11 @@ these the last gradient is small. A round has, in turns,
     slow    the same, where the pair sends as many bytes in a second as makes the sum over the gradients last half of
             the backward of `alone`
 
-Exposed communication is (slow - alone) / slow, of the medians of a round. (slow - fast) / slow is the part of it that
-waits for bytes; the other part is the processor time of sums and sockets, on cores that compute, and one process that
-waits for the other. Namespaces are removed at the end.
+Exposed communication is the part of a step of `slow` in which the device that waits least stands still in a sum between
+processes: 1 - busy_seconds / mean of step_seconds, of one and the same steps. The other device also waits for this one,
+where the two are not equally fast; its part is printed too. Beside it (slow - alone) / slow and (slow - fast) / slow, of
+the medians of a round: they also contain what sums and sockets take of cores that compute, and what the machine changes
+from one run to the next. Namespaces are removed at the end.
 """
 
 import contextlib
@@ -73,14 +75,16 @@ def command(program, name, device, shape, batch=None):
 
 
 def results(commands):
-    """The median of a step and that of its backward, of each process."""
+    """The median of a step, that of its backward, and the part of the steps in which each device waits for others."""
     children = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
                 for words, environment in commands]
     texts = [child.communicate()[0] for child in children]
     if any(child.returncode != 0 for child in children):
         sys.exit("a process has failed")
     runs = [json.loads(text)["runs"][0] for text in texts if text.strip()] # of a world, process 0 prints
-    return [(run["step_seconds"]["median"], run["split_seconds"]["backward"]) for run in runs]
+    return [(run["step_seconds"]["median"], run["split_seconds"]["backward"],
+             sorted(1 - process["busy_seconds"] / run["step_seconds"]["mean"] for process in run.get("processes", [])))
+            for run in runs]
 
 
 def alone(program, shape):
@@ -96,7 +100,7 @@ def together(program, shape):
                                EVENKEEL_WORLD_PROCESS=str(process), EVENKEEL_WORLD_PROCESSES=str(len(NAMES)),
                                EVENKEEL_WORLD_ADDRESS=ADDRESSES[process])
             commands.append((["ip", "netns", "exec", name, *command(program, "step", "cpu", shape)], environment))
-        return results(commands)[0][0]
+        return results(commands)[0]
 
 
 def read_shape(program, words):
@@ -112,21 +116,21 @@ def read_shape(program, words):
 def main():
     program, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     shape, gradients = read_shape(program, sys.argv[3:])
-    exposed, waits = [], []
+    columns = {"exposed": [], "the other": [], "slow to alone": [], "slow to fast": []}
     with link():
         for _ in range(rounds):
-            free, backward = alone(program, shape)
+            free, backward, _ = alone(program, shape)
             limit(None)
-            fast = together(program, shape)
+            fast, _, fast_waits = together(program, shape)
             rate = gradients / (backward / 2)
             limit(rate)
-            slow = together(program, shape)
-            exposed.append((slow - free) / slow)
-            waits.append((slow - fast) / slow)
-            print(f"alone {free * 1e3:.0f} ms (backward {backward * 1e3:.0f} ms), fast {fast * 1e3:.0f} ms, at "
-                  f"{rate / 1e6:.0f} MB/s {slow * 1e3:.0f} ms: exposed {exposed[-1]:.3f}, of which waits for bytes "
-                  f"{waits[-1]:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)
-    for name, values in (("exposed", exposed), ("waits for bytes", waits)):
+            slow, _, waits = together(program, shape)
+            for column, value in zip(columns.values(), (*waits, (slow - free) / slow, (slow - fast) / slow)):
+                column.append(value)
+            print(f"alone {free * 1e3:.0f} ms (backward {backward * 1e3:.0f} ms), fast {fast * 1e3:.0f} ms, of which the two "
+                  f"wait {fast_waits[0]:.3f} and {fast_waits[1]:.3f}, at {rate / 1e6:.0f} MB/s {slow * 1e3:.0f} ms, of "
+                  f"which they wait {waits[0]:.3f} and {waits[1]:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)
+    for name, values in columns.items():
         print(f"{name} {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
 
 

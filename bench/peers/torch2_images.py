@@ -4,6 +4,7 @@
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images time [ROUNDS [MODEL ...]]
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images memory [MODEL ...]
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images norms [ROUNDS [MODEL ...]]
+    python bench/peers/torch2_images.py build/gpu/bench/evenkeel-bench gpu [BATCH [MODEL ...]]
 
 `exact`: steps of SGD with momentum, 3 in f64 and 10 in f32 on one device and on uneven ones. Prints how far the losses are,
 relatively, from those of PyTorch in f64, and the parameters and buffers after the steps (the difference over the largest change
@@ -16,8 +17,11 @@ the pages of files (libraries), and of evenkeel on one device with two threads a
 recomputation.
 `norms`: what batch norm over both devices costs: its step on cpu:2 over that of batch norm over each device's own samples, in
 turns, a process of 10 steps each; the median of the steps after the first, of all rounds and the ratios inside a round.
+`gpu`: ResNets of 224 x 224 pictures on cuda:0, in bf16 and TF32, both sides with SGD and momentum: evenkeel-bench beside PyTorch
+with channels_last, eager and compiled, each in a process of its own; the median of 20 steps after 5.
 """
 
+import json
 import os
 import statistics
 import subprocess
@@ -233,6 +237,45 @@ def norms(program, rounds, names):
                   f"({min(ratios):.3f} to {max(ratios):.3f}), {rounds} rounds; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
+def gpu_seconds(name, batch, precision, compiled):
+    """The median of PyTorch's steps on cuda:0, printed."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    model = model_of(name, 1000).cuda().to(memory_format=torch.channels_last).train()
+    run = torch.compile(model) if compiled else model
+    pictures = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+    targets = torch.randint(1000, (batch,), device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM, fused=True)
+    seconds = []
+    for _ in range(25):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            loss = loss_of(name, run(pictures), targets)
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    print(statistics.median(seconds[5:]), torch.cuda.max_memory_allocated() / 2**30)
+
+
+def gpu(program, batch, names):
+    for name in names:
+        for precision in ("bf16", "tf32"):
+            command = [program, "step", "--preset=" + name, "--devices=cuda:0", "--modes=replicated", "--optimizer=sgd",
+                       f"--precision={precision}", f"--batch={batch}", "--warmup=5", "--steps=20", "-o", "json"]
+            text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            own = json.loads(text)["runs"][0]["step_seconds"]["median"]
+            print(f"{name} batch {batch} {precision}: {1e3 * own:.2f} ms", end="", flush=True)
+            for form in ("eager", "compiled"):
+                command = [sys.executable, __file__, program, "gpu-peer", name, str(batch), precision, form]
+                text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                seconds, peak = map(float, text.split())
+                print(f"; {form} {1e3 * seconds:.2f} ms, ratio {own / seconds:.3f}, peak {peak:.2f} GiB", end="", flush=True)
+            print(flush=True)
+
+
 def main():
     program, what, rest = sys.argv[1], sys.argv[2], sys.argv[3:]
     if what == "exact":
@@ -243,6 +286,10 @@ def main():
         norms(program, int(rest[0]) if rest else 5, rest[1:] or SHAPES)
     elif what == "peer":
         peer_alone(rest[0])
+    elif what == "gpu":
+        gpu(program, int(rest[0]) if rest else 64, rest[1:] or ["resnet50"])
+    elif what == "gpu-peer":
+        gpu_seconds(rest[0], int(rest[1]), rest[2], rest[3] == "compiled")
     else:
         times(program, int(rest[0]) if rest else 5, rest[1:] or SHAPES)
 

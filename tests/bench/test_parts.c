@@ -15,13 +15,13 @@
 #include "ek_check.h"
 
 CK_TEST(summary_of_values) {
-  const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2};
+  const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 8};
   struct summary s = summarize(odd, 3);
   ck_assert(s.median == 2 && s.min == 1 && s.max == 3);
   s = summarize(even, 4);
-  ck_assert(s.median == 2.5 && s.min == 1 && s.max == 4);
+  ck_assert(s.median == 3.5 && s.mean == 4 && s.min == 1 && s.max == 8);
   s = summarize(odd, 0);
-  ck_assert(isnan(s.median) && isnan(s.min) && isnan(s.max));
+  ck_assert(isnan(s.median) && isnan(s.mean) && isnan(s.min) && isnan(s.max));
 }
 
 /* The call is false with each of these as `text`. */

@@ -52,9 +52,16 @@ static void *device_memory(struct kr_rig *rig, size_t bytes) {
   return memory;
 }
 
+/* A copy from pageable memory returns when it has been read, perhaps before it has arrived, and the
+ * rig's stream does not wait for the default one. */
+static void send(void *to, const void *from, size_t size) {
+  kr_ok(cudaMemcpy(to, from, size, cudaMemcpyHostToDevice));
+  kr_ok(cudaDeviceSynchronize());
+}
+
 void *kr_bytes(struct kr_rig *rig, const void *bytes, size_t size) {
   void *memory = device_memory(rig, size);
-  if (size > 0) kr_ok(cudaMemcpy(memory, bytes, size, cudaMemcpyHostToDevice));
+  if (size > 0) send(memory, bytes, size);
   return memory;
 }
 
@@ -72,7 +79,7 @@ void kr_send(struct kr_rig *rig, const struct kr_array *array) {
     narrow[i] = (float)array->host[i];
   }
   const void *from = rig->type == EK_F32 ? (const void *)narrow : (const void *)array->host;
-  kr_ok(cudaMemcpy(array->device, from, bytes, cudaMemcpyHostToDevice));
+  send(array->device, from, bytes);
   free(narrow);
 }
 

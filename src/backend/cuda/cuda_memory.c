@@ -3,11 +3,10 @@
  * device.
  *
  * Or it is the program's (ek_device_resources). The library allocates and frees nothing on a GPU
- * while a group is open, so peaks and capacities
- * are exact. All other memory in use on the GPU (CUDA's context, the code of the libraries, NCCL's
- * buffers, other programs) belongs to no tensor: it is measured as the memory that is neither free
- * nor ours, and is reported on a line of its own. The reserve (cuda_warm.c) leaves room for its
- * growth; an explicit cap may use the reserve.
+ * while a group is open, so peaks and capacities are exact. All other memory in use on the GPU
+ * (CUDA's context, the code of the libraries, NCCL's buffers, other programs) belongs to no tensor:
+ * it is measured as the memory that is neither free nor ours, and is reported on a line of its own.
+ * The reserve (cuda_warm.c) leaves room for its growth; an explicit cap may use the reserve.
  */
 #include <stdio.h>
 
@@ -24,8 +23,7 @@ static uint64_t default_capacity(const struct ek__cuda_gpu *gpu, uint64_t free_b
 static ek_status no_memory(const struct ek__cuda_gpu *gpu, uint64_t capacity, uint64_t free_bytes) {
   return ek__cuda_host->error_set(
       EK_ERR_OUT_OF_MEMORY,
-      "cuda:%d: out of memory: %zu device%s of %.1f MiB do not fit into the %.1f MiB that the GPU "
-      "has free",
+      "cuda:%d: out of memory: opening %zu device%s of %.1f MiB each; the GPU has %.1f MiB free",
       gpu->physical, gpu->count, gpu->count == 1 ? "" : "s", (double)capacity / 1048576,
       (double)free_bytes / 1048576);
 }
