@@ -60,6 +60,10 @@ def loss_of(name, output, targets):
     return entropy(output["out"], targets) + 0.5 * entropy(output["aux"], targets)
 
 
+def output_of(command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def weights_of(model):
     return {name: value.detach().clone().float() for name, value in model.state_dict().items()}
 
@@ -87,7 +91,7 @@ class Task:
     def own(self, program, steps, precision, devices, *more):
         """Losses, seconds, and weights after the steps."""
         command = self.command(program, steps, precision, devices) + list(more)
-        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        text = output_of(command)
         rows = [line.split() for line in text.splitlines()]
         return [float(row[3]) for row in rows], [(float(row[5]), float(row[7])) for row in rows], self.path("out")
 
@@ -185,7 +189,7 @@ sys.exit(status != 0)
 
 def peak_of(command):
     """MiB of the largest resident size of a process, and what it prints."""
-    text = subprocess.run([sys.executable, "-c", MEASURE, *command], check=True, stdout=subprocess.PIPE, text=True).stdout
+    text = output_of([sys.executable, "-c", MEASURE, *command])
     lines = text.splitlines()
     return float(lines[-1]), "\n".join(lines[:-1])
 
@@ -265,12 +269,12 @@ def gpu(program, batch, names):
         for precision in ("bf16", "tf32"):
             command = [program, "step", "--preset=" + name, "--devices=cuda:0", "--modes=replicated", "--optimizer=sgd",
                        f"--precision={precision}", f"--batch={batch}", "--warmup=5", "--steps=20", "-o", "json"]
-            text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            text = output_of(command)
             own = json.loads(text)["runs"][0]["step_seconds"]["median"]
             print(f"{name} batch {batch} {precision}: {1e3 * own:.2f} ms", end="", flush=True)
             for form in ("eager", "compiled"):
                 command = [sys.executable, __file__, program, "gpu-peer", name, str(batch), precision, form]
-                text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+                text = output_of(command)
                 seconds, peak = map(float, text.split())
                 print(f"; {form} {1e3 * seconds:.2f} ms, ratio {own / seconds:.3f}, peak {peak:.2f} GiB", end="", flush=True)
             print(flush=True)
