@@ -148,21 +148,28 @@ static ek_status open_parts(struct ck_training *training) {
                                          &update);
 }
 
-ek_trainer *ck_trainer_open(const struct ck_setup *setup) {
+ek_status ck_trainer_try(ek_trainer **trainer, const struct ck_setup *setup) {
   struct ck_training made = {.setup = *setup};
   ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ck_setup_precision(&made.setup);
-  ck_ok(make_parts(&made));
+  ek_status status = make_parts(&made);
   CK_WITH(ek_group_options, threads, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1);
   update.loss_scale = made.setup.loss_scale;
   CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &made.setup.options,
-          .optimizer = &update, .group = setup->group);
+          .group = setup->group, .micro_batches = setup->micro_batches);
+  if (made.rule != NULL) options.optimizer = &update;
   if (setup->group == NULL) options.group_options = &threads;
-  options.micro_batches = setup->micro_batches;
-  CK_OPENED(ek_trainer *, trainer,
-            ek_trainer_open(&trainer, setup->group == NULL ? ck_spec(setup->spec) : NULL,
-                            made.module, made.criterion, made.rule, &options));
+  if (status == EK_OK) {
+    status = ek_trainer_open(trainer, setup->group == NULL ? ck_spec(setup->spec) : NULL,
+                             made.module, made.criterion, made.rule, &options);
+  }
+  if (status == EK_OK) ck_keep(*trainer);
   free_made(&made);
+  return status;
+}
+
+ek_trainer *ck_trainer_open(const struct ck_setup *setup) {
+  CK_GOT(ek_trainer *, trainer, ck_trainer_try(&trainer, setup));
   return trainer;
 }
 

@@ -84,8 +84,9 @@ ek_status ck_training_try(struct ck_training *training, const struct ck_setup *s
 /* Opens the optimizer again, with these options. */
 void ck_training_update_with(struct ck_training *training,
                              const ek_data_parallel_optimizer_options *options);
-/* A trainer of the same parts, which is kept. */
+/* A trainer of the same parts, which is kept; the parts are freed. */
 ek_trainer *ck_trainer_open(const struct ck_setup *setup);
+ek_status ck_trainer_try(ek_trainer **trainer, const struct ck_setup *setup);
 /* Frees all of it except the group, on which others may be at work. */
 void ck_training_free(struct ck_training *training);
 /* Frees all of it and checks that the devices hold nothing. */

@@ -111,6 +111,12 @@ double ck_now(void) {
   return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+uint64_t ck_hash(uint64_t hash, const void *bytes, uint64_t count) {
+  const unsigned char *byte = bytes;
+  for (uint64_t i = 0; i < count; i++) hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+  return hash;
+}
+
 /* ---- random numbers: SplitMix64 (Steele, Lea, Flood 2014) ---- */
 
 uint64_t ck_seed(void) {
@@ -206,6 +212,14 @@ void ck_no_memory_held(const ek_group *group) {
     ck_assert_msg(usage.current_bytes == 0, "%s still holds %" PRIu64 " bytes",
                   ek_device_name(ek_group_device(group, i)), usage.current_bytes);
   }
+}
+
+uint64_t ck_bytes_held(const ek_group *group) {
+  uint64_t bytes = 0;
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    bytes += ck_usage(ek_group_device(group, k)).current_bytes;
+  }
+  return bytes;
 }
 
 /* ---- tensors ---- */

@@ -260,6 +260,10 @@ ek_status ck_finish(ek_status status, ek_stream *stream);
 /* Seconds of a clock that only goes forward. */
 double ck_now(void);
 
+/* FNV-1a of some bytes; of more of them from the hash of the first. */
+#define CK_HASH UINT64_C(0xcbf29ce484222325)
+uint64_t ck_hash(uint64_t hash, const void *bytes, uint64_t count);
+
 /* What is known of parameter number `index`, and a loop over all of a replica's: `info` is that of
  * each in turn. The loop has no `break`. */
 ek_parameter_info ck_parameter(const ek_replica *replica, size_t index);
@@ -328,8 +332,9 @@ ek_status ck_memory_stats(ek_memory_usage *usage, const ek_device *device);
 /* The same, of a call that must succeed. */
 ek_memory_usage ck_usage(const ek_device *device);
 
-/* No device of the group holds a byte. */
+/* No device of the group holds a byte; and how many bytes all of them hold. */
 void ck_no_memory_held(const ek_group *group);
+uint64_t ck_bytes_held(const ek_group *group);
 
 /* The most devices that a device string may name. */
 #define CK_MAX_DEVICES 64

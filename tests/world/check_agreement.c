@@ -24,14 +24,6 @@ static void complain(struct ck_outcome *outcome, const char *words, uint64_t n) 
                  (unsigned long long)n, ek_error_message());
 }
 
-static uint64_t hash_of(const void *bytes, size_t count) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
-  for (size_t i = 0; i < count; i++) {
-    hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(0x100000001b3);
-  }
-  return hash;
-}
-
 /* The numbers of all processes. */
 static void tell_all(const struct ck_process *process, uint64_t mine, uint64_t all[COUNT]) {
   if (ck_process_gather(process, &mine, sizeof mine, all) != EK_OK) abort();
@@ -58,7 +50,7 @@ static uint64_t hash_of_model(const ek_data_parallel_model *model, size_t device
   uint64_t hash = 0;
   for (size_t k = 0; k < devices; k++) {
     const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, k));
-    if (flat->data != NULL) hash ^= hash_of(flat->data, (size_t)ek_tensor_bytes(flat));
+    if (flat->data != NULL) hash ^= ck_hash(CK_HASH, flat->data, ek_tensor_bytes(flat));
   }
   return hash;
 }
@@ -155,7 +147,8 @@ static bool try_one(struct trial *trial, int way, uint64_t n, uint64_t *torn) {
    * call finds the model torn in all of them. */
   const bool changed = !mixed && state_of(trial) != trial->fresh;
   if (any(process, mixed || changed)) return !reopen_torn(trial, n, torn);
-  if (!all_same(process, hash_of(words, strlen(words)))) complain(outcome, "other words", n);
+  if (!all_same(process, ck_hash(CK_HASH, words, strlen(words))))
+    complain(outcome, "other words", n);
   if (strstr(words, "process 1 on ") == NULL) complain(outcome, "no name", n);
   if (seconds > SOON) complain(outcome, "too late", n);
   if (seconds > trial->longest) trial->longest = seconds;
@@ -335,7 +328,7 @@ static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *pro
   for (int which = 0; which < WRONG_CALLS; which++) {
     const ek_status status = wrong_call(trainer, &batch, which, process->number == VICTIM);
     const char *words = ek_error_message();
-    if (status == EK_OK || !all_same(process, hash_of(words, strlen(words)))) {
+    if (status == EK_OK || !all_same(process, ck_hash(CK_HASH, words, strlen(words)))) {
       complain(outcome, "a call that one process makes wrongly", (uint64_t)which);
     }
     if (!ck_went(outcome, wrong_call(trainer, &batch, which, false))) break;
@@ -400,7 +393,7 @@ static void differ(struct ck_outcome *outcome, const struct ck_process *process)
     const char *words = ek_error_message();
     if (status != EK_ERR_INVALID_ARGUMENT || strstr(words, differences[which]) == NULL ||
         strstr(words, "process 1 on ") == NULL ||
-        !all_same(process, hash_of(words, strlen(words)))) {
+        !all_same(process, ck_hash(CK_HASH, words, strlen(words)))) {
       complain(outcome, differences[which], (uint64_t)which);
     }
     if (!ck_went(outcome, open_differently(group, which, false))) break;

@@ -110,16 +110,14 @@ static ek_status steps(struct ck_outcome *outcome, ek_trainer *trainer, const st
 /* Every entry of the state, of which other processes may have parts. */
 static ek_status read_all(struct ck_outcome *outcome, const ek_data_parallel_model *model) {
   static double values[VALUES];
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  uint64_t hash = CK_HASH;
   for (size_t i = 0; i < ek_state_count(model); i++) {
     ek_state_info info;
     EK_TRY(ek_state_entry(&info, model, i));
     CK_WITH(ek_tensor, host, info.like, .data = values);
     if (ek_tensor_bytes(&host) > (int64_t)sizeof values) return EK_ERR_OVERFLOW;
     EK_TRY(ek_state_read(&host, model, info.name));
-    for (int64_t b = 0; b < (int64_t)ek_tensor_bytes(&host); b++) {
-      hash = (hash ^ ((unsigned char *)values)[b]) * UINT64_C(0x100000001b3);
-    }
+    hash = ck_hash(hash, values, ek_tensor_bytes(&host));
   }
   ck_outcome_add(outcome, (double)(hash >> 12));
   return EK_OK;
