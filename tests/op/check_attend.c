@@ -75,20 +75,21 @@ CK_UNWATCHED static long double dot(const double *a, const double *b, int64_t n,
   return sum;
 }
 
-/* The keys that query i of a sample sees begin with this one, and end before the other. */
-static int64_t first_seen(const struct attention *a, int64_t sample, int64_t i) {
-  const double *segments = a->segments == NULL ? NULL : a->segments + sample * a->tokens;
-  while (segments != NULL && i > 0 && segments[i - 1] == segments[i]) i--;
-  return segments == NULL ? 0 : i;
-}
-static int64_t end_seen(const struct attention *a, int64_t sample, int64_t i) {
-  const double *segments = a->segments == NULL ? NULL : a->segments + sample * a->tokens;
-  if (segments != NULL && segments[i] < 0) return 0;
-  if (!a->mask.everything) return i + 1;
-  if (segments == NULL) return a->tokens;
-  const double own = segments[i];
-  while (i < a->tokens && segments[i] == own) i++;
-  return i;
+/* The keys that query i of a head's sample sees: none where it is padding. */
+struct seen {
+  int64_t first, end;
+};
+static struct seen keys_of(const struct head *h, int64_t i) {
+  const double *segments = h->a->segments;
+  struct seen seen = {0, h->a->tokens};
+  if (segments != NULL) {
+    segments += h->sample * h->a->tokens;
+    for (seen.first = i; seen.first > 0 && segments[seen.first - 1] == segments[i];) seen.first--;
+    for (seen.end = i; seen.end < h->a->tokens && segments[seen.end] == segments[i];) seen.end++;
+  }
+  if (!h->a->mask.everything) seen.end = i + 1;
+  if (segments != NULL && segments[i] < 0) seen.end = 0;
+  return seen;
 }
 
 static double kept(const struct attention *a, int64_t sample, int64_t head, int64_t i, int64_t j) {
@@ -105,20 +106,20 @@ CK_UNWATCHED static void softmax_row(struct head *h, int64_t i, double *lse, dou
   const struct attention *a = h->a;
   const long double c = 1 / sqrtl((long double)a->width), u = h->u;
   long double *p = h->p + i * a->tokens;
-  const int64_t first = first_seen(a, h->sample, i), end = end_seen(a, h->sample, i);
+  const struct seen seen = keys_of(h, i);
   long double most = 0, largest = -HUGE_VALL, e_s = 0, sum = 0;
   *lse = *lse_bound = 0;
-  if (first >= end) return;
-  for (int64_t j = first; j < end; j++) {
+  if (seen.first >= seen.end) return;
+  for (int64_t j = seen.first; j < seen.end; j++) {
     double size = 0;
     p[j] = c * dot(h->q + i * h->stride, h->k + j * h->stride, a->width, &size);
     e_s = fmaxl(e_s, ((long double)(a->width + 3) * u + 2 * (long double)h->r) * c * size);
     most = fmaxl(most, fabsl(p[j]));
     largest = fmaxl(largest, p[j]);
   }
-  for (int64_t j = first; j < end; j++) sum += expl(p[j] - largest);
+  for (int64_t j = seen.first; j < seen.end; j++) sum += expl(p[j] - largest);
   const long double exact = largest + logl(sum);
-  for (int64_t j = first; j < end; j++) p[j] = expl(p[j] - exact);
+  for (int64_t j = seen.first; j < seen.end; j++) p[j] = expl(p[j] - exact);
   const long double t = (long double)a->tokens;
   h->p_error[i] = 2 * e_s + (t + 16 + 4 * most + (a->mask.dropout > 0 ? 2 : 0)) * u;
   *lse = (double)exact;
@@ -130,9 +131,9 @@ CK_UNWATCHED static void head_forward(struct head *h) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
   for (int64_t i = 0; i < t; i++) {
     const int64_t at = (h->sample * a->heads + h->number) * t + i;
-    const int64_t first = first_seen(a, h->sample, i), end = end_seen(a, h->sample, i);
+    const struct seen seen = keys_of(h, i);
     softmax_row(h, i, &a->lse[at], &a->lse_bound[at]);
-    for (int64_t j = first; j < end; j++) {
+    for (int64_t j = seen.first; j < seen.end; j++) {
       h->weight[j] = h->p[i * t + j] * kept(a, h->sample, h->number, i, j);
       h->size[j] = (double)h->weight[j];
     }
@@ -140,7 +141,7 @@ CK_UNWATCHED static void head_forward(struct head *h) {
     for (int64_t e = 0; e < a->width; e++) {
       long double sum = 0;
       double size = 0, values = 0;
-      for (int64_t j = first; j < end; j++) {
+      for (int64_t j = seen.first; j < seen.end; j++) {
         const double v = h->v[j * h->stride + e];
         sum += h->weight[j] * v;
         size += h->size[j] * fabs(v);
@@ -190,10 +191,10 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
   const long double terms = (long double)(t * (a->heads / a->kv_heads)); /* of dk and dv */
   const long double r_score = (long double)h->r + h->r_scores;
   const int64_t row = (h->sample * t + i) * channels + h->number * n;
-  const int64_t first = first_seen(a, h->sample, i), end = end_seen(a, h->sample, i);
+  const struct seen seen = keys_of(h, i);
   double d_size = 0;
   const long double total = dot(a->dout + row, a->given + row, n, &d_size);
-  for (int64_t j = first; j < end; j++) {
+  for (int64_t j = seen.first; j < seen.end; j++) {
     const long double p = h->p[i * t + j], keep = kept(a, h->sample, h->number, i, j);
     double size = 0;
     const long double dp = keep * dot(a->dout + row, h->v + j * h->stride, n, &size);
@@ -214,7 +215,6 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
 
 static void reference(const struct ck_rig *rig, const struct attention *a) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
-  const size_t square = (size_t)(t * t) + 1;
   struct head h = {.rig = rig, .a = a, .u = rig->unit, .r = rig->operand};
   ck_assign(h, .stride = channels + 2 * a->kv_heads * a->width, .r_scores = h.r,
             .tiny = rig->sum == EK_F32 ? 0x1p-126 : 0x1p-1022);
@@ -223,11 +223,10 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
     if (rig->type == EK_F16) h.tiny = 0x1p-24;
   }
   if (h.r_scores > 0) h.u *= 2;
-  h.p = calloc(square, sizeof *h.p);
-  h.p_error = calloc((size_t)t + 1, sizeof *h.p_error);
-  h.weight = calloc((size_t)t + 1, sizeof *h.weight);
-  h.size = calloc((size_t)t + 1, sizeof *h.size);
-  ck_assert(h.p != NULL && h.p_error != NULL && h.weight != NULL && h.size != NULL);
+  CK_HELD(long double *, p, ck_array((size_t)(t * t), sizeof *p));
+  CK_HELD(long double *, rows, ck_array((size_t)(2 * t), sizeof *rows));
+  CK_HELD(double *, row, ck_array((size_t)t, sizeof *row));
+  ck_assign(h, .p = p, .p_error = rows, .weight = rows + t, .size = row);
   for (h.sample = 0; h.sample < a->batch; h.sample++) {
     for (h.number = 0; h.number < a->heads; h.number++) {
       ck_assign(h, .q = a->qkv + h.sample * t * h.stride + h.number * a->width,
@@ -238,10 +237,6 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
       for (int64_t i = 0; i < t && a->dout != NULL; i++) row_backward(&h, i);
     }
   }
-  free(h.p);
-  free(h.p_error);
-  free(h.weight);
-  free(h.size);
 }
 
 /* Random numbers, without what is to come out. */
@@ -251,10 +246,9 @@ static struct attention numbers(struct ck_rig *rig, const int64_t *size, double 
   a.kv_heads = size[4] == 0 ? a.heads : size[4];
   const int64_t in = a.batch * a.tokens * (a.heads + 2 * a.kv_heads) * a.width;
   ck_assign(a, .qkv = ck_values(rig, in, -range, range), .dout = ck_values(rig, n, -1, 1));
-  a.out = ck_zeros(rig, n), a.out_bound = ck_zeros(rig, n);
-  a.given = ck_zeros(rig, n);
-  a.lse = ck_zeros(rig, rows), a.lse_bound = ck_zeros(rig, rows);
-  a.dqkv = ck_zeros(rig, in), a.dqkv_bound = ck_zeros(rig, in);
+  ck_assign(a, .given = ck_zeros(rig, n), .out = ck_zeros(rig, n), .out_bound = ck_zeros(rig, n),
+            .lse = ck_zeros(rig, rows), .lse_bound = ck_zeros(rig, rows),
+            .dqkv = ck_zeros(rig, in), .dqkv_bound = ck_zeros(rig, in));
   return a;
 }
 
@@ -315,31 +309,12 @@ static ek_status backward(struct ck_rig *rig, const struct tensors *t) {
                                   t->out, t->lse, &t->options);
 }
 
-static void check_forward(struct ck_rig *rig, const struct attention *a) {
+/* Uploads, and runs both. */
+static struct tensors both(struct ck_rig *rig, const struct attention *a) {
   const struct tensors t = upload(rig, a);
   ck_ok(forward(rig, &t));
-  const double *out = ck_read(rig, t.out), *lse = ck_read(rig, t.lse);
-  ck_fits(rig, "out", t.out, a->out, a->out_bound, t.result);
-  ck_fits(rig, "lse", t.lse, a->lse, a->lse_bound, t.rows);
-  if (CK_TSAN) return; /* the same again has the same races */
-  ck_set(t.out, NULL);
-  ck_set(t.lse, NULL);
-  ck_ok(forward(rig, &t));
-  ck_same_bits("out again", ck_read(rig, t.out), out, t.result);
-  ck_same_bits("lse again", ck_read(rig, t.lse), lse, t.rows);
-}
-
-static void check_backward(struct ck_rig *rig, const struct attention *a) {
-  const struct tensors t = upload(rig, a);
-  ck_set(t.out, a->given);
-  ck_set(t.lse, a->lse);
   ck_ok(backward(rig, &t));
-  const double *dqkv = ck_read(rig, t.dqkv);
-  ck_fits(rig, "dqkv", t.dqkv, a->dqkv, a->dqkv_bound, t.in);
-  if (CK_TSAN) return;
-  ck_set(t.dqkv, NULL);
-  ck_ok(backward(rig, &t));
-  ck_same_bits("dqkv again", ck_read(rig, t.dqkv), dqkv, t.in);
+  return t;
 }
 
 /* The variants of all tests, and two in TF32 where the device has it. */
@@ -351,13 +326,32 @@ static struct ck_rig *open_variant(int variant) {
 
 static const struct mask no_mask;
 
+/* Forward and backward, twice, over NaN. */
 static void check_both(struct ck_rig *rig, const int64_t *size, const struct mask *mask,
                        double range) {
+  const double *out[2], *lse[2], *dqkv[2];
   struct attention a = numbers(rig, size, range);
   set_mask(rig, &a, mask);
   reference(rig, &a);
-  check_forward(rig, &a);
-  check_backward(rig, &a);
+  const struct tensors t = upload(rig, &a);
+  for (int again = 0; again < 2; again++) {
+    if (CK_TSAN && again == 1) return; /* the same again has the same races */
+    ck_set(t.out, NULL);
+    ck_set(t.lse, NULL);
+    ck_set(t.dqkv, NULL);
+    ck_ok(forward(rig, &t));
+    out[again] = ck_read(rig, t.out), lse[again] = ck_read(rig, t.lse);
+    ck_fits(rig, "out", t.out, a.out, a.out_bound, t.result);
+    ck_fits(rig, "lse", t.lse, a.lse, a.lse_bound, t.rows);
+    ck_set(t.out, a.given);
+    ck_set(t.lse, a.lse);
+    ck_ok(backward(rig, &t));
+    dqkv[again] = ck_read(rig, t.dqkv);
+    ck_fits(rig, "dqkv", t.dqkv, a.dqkv, a.dqkv_bound, t.in);
+  }
+  ck_same_bits("out again", out[1], out[0], t.result);
+  ck_same_bits("lse again", lse[1], lse[0], t.rows);
+  ck_same_bits("dqkv again", dqkv[1], dqkv[0], t.in);
 }
 
 /* Case `s` of a long loop, if it is the variant's turn. */
@@ -372,7 +366,7 @@ CK_LOOP(forward_and_backward, VARIANTS) {
   for (int s = 0; s < SIZES; s++) check_turn(_i, s, sizes[s], &no_mask);
 }
 
-static const struct {
+static const struct masked {
   int64_t size[5];
   struct mask mask;
 } masked[] = {
@@ -455,18 +449,17 @@ CK_RIG_LOOP(one_token, ck_variants()) {
 
 CK_TEST(gradient_by_differences) {
   if (CK_TSAN) return; /* one forward after the other, alone on the device */
-  static const int64_t shapes[][5] = {{2, 5, 2, 3}, {1, 130, 1, 4}, {2, 5, 4, 2, 2}};
-  static const struct mask masks[] = {{false, {0}, 0}, {false, {0}, 0}, {false, {0}, 0},
-                                      {true, {0}, 0},  {false, {2, 1, -1, 3}, 0.25},
-                                      {true, {3, -1, 2}, 0.25}};
+  static const struct masked of[] = {
+      {{2, 5, 2, 3}, {false, {0}, 0}},   {{1, 130, 1, 4}, {false, {0}, 0}},
+      {{2, 5, 4, 2, 2}, {false, {0}, 0}}, {{2, 5, 4, 2, 2}, {true, {0}, 0}},
+      {{2, 5, 4, 2, 2}, {false, {2, 1, -1, 3}, 0.25}},
+      {{2, 5, 4, 2, 2}, {true, {3, -1, 2}, 0.25}}};
   for (int s = 0; s < 6; s++) {
     if (!ck_part(s + 1)) continue;
     struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-    struct attention a = numbers(rig, shapes[s < 3 ? s : 2], 1);
-    set_mask(rig, &a, &masks[s]);
-    const struct tensors t = upload(rig, &a);
-    ck_ok(forward(rig, &t));
-    ck_ok(backward(rig, &t));
+    struct attention a = numbers(rig, of[s].size, 1);
+    set_mask(rig, &a, &of[s].mask);
+    const struct tensors t = both(rig, &a);
     ck_gradient(rig, "attention", t.qkv, t.dqkv, 200, forward(rig, &t), ck_weighed(t.out, a.dout));
     ck_rig_close(rig);
   }
@@ -554,16 +547,12 @@ CK_LOOP(packed_is_apart, VARIANTS) {
   struct ck_rig *rig = open_variant(_i);
   struct attention a = numbers(rig, size, 1);
   set_mask(rig, &a, &two);
-  const struct tensors t = upload(rig, &a);
-  ck_ok(forward(rig, &t));
-  ck_ok(backward(rig, &t));
+  const struct tensors t = both(rig, &a);
   const double *out = ck_read(rig, t.out), *dqkv = ck_read(rig, t.dqkv);
   for (int64_t part = 0, first = 0; part < 2; first += two.lengths[part++]) {
     CK_WITH(struct attention, one, a, .tokens = two.lengths[part], .segments = NULL);
     one.qkv += first * 8 * 16, one.dout += first * 4 * 16;
-    const struct tensors alone = upload(rig, &one);
-    ck_ok(forward(rig, &alone));
-    ck_ok(backward(rig, &alone));
+    const struct tensors alone = both(rig, &one);
     ck_same_bits("out", out + first * 4 * 16, ck_read(rig, alone.out), alone.result);
     ck_same_bits("dqkv", dqkv + first * 8 * 16, ck_read(rig, alone.dqkv), alone.in);
   }
@@ -576,9 +565,7 @@ CK_LOOP(views, VARIANTS) {
   enum { ROWS = 2 * 70, IN = 64, OUT = 32, SHARED = 16, WIDE = 40 };
   struct ck_rig *rig = open_variant(_i);
   const struct attention a = numbers(rig, size, 1);
-  const struct tensors t = upload(rig, &a);
-  ck_ok(forward(rig, &t));
-  ck_ok(backward(rig, &t));
+  const struct tensors t = both(rig, &a);
   const double *out = ck_read(rig, t.out), *dqkv = ck_read(rig, t.dqkv);
   double *q = ck_zeros(rig, ROWS * WIDE), *kv = ck_zeros(rig, ROWS * WIDE);
   for (int64_t i = 0; i < ROWS; i++) {
