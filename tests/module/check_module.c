@@ -7,26 +7,58 @@
 
 /* ---- a module that declares what a test tells it to, and is never run ---- */
 
+/* One call of a declaration; in arrays of them the last one has the kind 0. */
+struct call {
+  enum { END, PARAMETER, BUFFER, CHILD, TIE, WRAP, FREEZE } kind;
+  const char *name, *source; /* source: of a tie */
+  int rank;
+  const int64_t *shape;
+  bool null; /* NULL instead of the child */
+};
+
 struct declarer {
   ek_module base;
+  const struct call *calls; /* or NULL; then what `declare` does, or nothing */
   ek_status (*declare)(ek_declaration *declaration, ek_module *child);
   ek_module *child;
   int freed;
 };
 
+static ek_status declare(ek_declaration *d, const struct call *call, ek_module *child) {
+  switch (call->kind) {
+  case END: return EK_OK;
+  case PARAMETER:
+    return ek_declare_parameter(d, call->name, call->rank, call->shape, ek_initializer_zeros());
+  case BUFFER:
+    return ek_declare_buffer(d, call->name, call->rank, call->shape, ek_initializer_zeros());
+  case CHILD: return ek_declare_module(d, call->name, call->null ? NULL : child);
+  case TIE: return ek_declare_tie(d, call->name, call->source);
+  case WRAP: return ek_declare_wrapped(d, call->null ? NULL : child);
+  case FREEZE: return ek_declare_frozen(d, call->name);
+  }
+  return EK_ERR_INTERNAL;
+}
+
 CK_PARAMETERS(declarer) {
   const struct declarer *m = (const struct declarer *)self;
+  for (const struct call *call = m->calls; call != NULL && call->kind != END; call++) {
+    EK_TRY(declare(declaration, call, m->child));
+  }
   return m->declare == NULL ? EK_OK : m->declare(declaration, m->child);
 }
 
 CK_FORWARD(declarer) { return ek_error_set(EK_ERR_INTERNAL, "declarer: was run"); }
 
-CK_BACKWARD(declarer) { return ek_error_set(EK_ERR_INTERNAL, "declarer: was run"); }
-
 /* The struct is the test's own: only counted. */
 static void declarer_free(ek_module *self) { ((struct declarer *)self)->freed++; }
 
-CK_MODULE_OPS_WITH(declarer, .parameters = declarer_parameters);
+static const ek_module_ops declarer_ops = {
+    CK_OPS("declarer", declarer_forward, declarer_forward, declarer_free),
+    .parameters = declarer_parameters};
+
+#define DECLARER(module, ...)                                                                      \
+  struct declarer module = {__VA_ARGS__};                                                          \
+  ck_ok(ek_module_init(&(module).base, &declarer_ops, 1, 1))
 
 static ek_module *linear(void) {
   CK_OPENED(ek_module *, module, ek_linear_create(&module, 3, 2, true));
@@ -74,8 +106,7 @@ CK_TEST(init) {
 /* ---- references ---- */
 
 CK_TEST(references) {
-  struct declarer module = {.freed = 0};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .freed = 0);
   ck_assert_ptr_eq(ek_module_share(&module.base), &module.base);
   ck_assert_ptr_eq(ek_module_share(&module.base), &module.base);
   ek_module_free(&module.base);
@@ -93,8 +124,7 @@ static void *share_and_free(void *module) {
 }
 
 CK_TEST(references_from_threads) {
-  struct declarer module = {.freed = 0};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .freed = 0);
   pthread_t threads[4];
   for (int i = 0; i < 4; i++) {
     ck_assert_int_eq(pthread_create(&threads[i], NULL, share_and_free, &module), 0);
@@ -107,8 +137,7 @@ CK_TEST(references_from_threads) {
 
 /* A replica keeps a reference: the module may be given up before it. */
 CK_TEST(replica_keeps_a_reference) {
-  struct declarer module = {.freed = 0};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .freed = 0);
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), &module.base, NULL));
   ek_module_free(&module.base);
   ck_assert_int_eq(module.freed, 0);
@@ -119,62 +148,30 @@ CK_TEST(replica_keeps_a_reference) {
 
 /* ---- declarations ---- */
 
-static const int64_t two_three[] = {2, 3}, three_two[] = {3, 2};
+static const int64_t two_three[] = {2, 3}, three_two[] = {3, 2},
+                     nine[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, negative[] = {2, -3},
+                     huge[] = {INT64_C(1) << 40, INT64_C(1) << 40}, large[] = {INT64_C(1) << 60};
+static char long_path[700];
 
-/* What the module of a test declares. */
+#define DECLARED(name_, rank_, shape_)                                                             \
+  { .kind = PARAMETER, .name = name_, .rank = rank_, .shape = shape_ }
+#define MATRIX(name_) DECLARED(name_, 2, two_three)
+#define VECTOR(name_) DECLARED(name_, 1, two_three)
+#define BUFFER(name_)                                                                              \
+  { .kind = BUFFER, .name = name_, .rank = 2, .shape = two_three }
+#define CHILD(name_)                                                                               \
+  { .kind = CHILD, .name = name_ }
+#define TIE(name_, source_)                                                                        \
+  { .kind = TIE, .name = name_, .source = source_ }
+#define WRAPS                                                                                      \
+  { .kind = WRAP }
+#define FREEZE(name_)                                                                              \
+  { .kind = FREEZE, .name = name_ }
+
+/* What the module of a test declares otherwise. */
 #define DECLARES(name)                                                                             \
   static ek_status name(ek_declaration *d CK_ATTRIBUTE_UNUSED, ek_module *child CK_ATTRIBUTE_UNUSED)
 
-static ek_status parameter(ek_declaration *d, const char *name, int rank, const int64_t *shape) {
-  return ek_declare_parameter(d, name, rank, shape, ek_initializer_zeros());
-}
-
-DECLARES(twice) {
-  EK_TRY(parameter(d, "weight", 2, two_three));
-  return parameter(d, "weight", 1, two_three);
-}
-DECLARES(buffer_and_parameter) {
-  EK_TRY(ek_declare_buffer(d, "weight", 2, two_three, ek_initializer_zeros()));
-  return parameter(d, "weight", 1, two_three);
-}
-DECLARES(child_twice) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_module(d, "layer", child);
-}
-DECLARES(child_and_parameter) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return parameter(d, "layer", 1, two_three);
-}
-DECLARES(dotted) {
-  return parameter(d, "a.b", 1, two_three);
-}
-DECLARES(dotted_child) {
-  return ek_declare_module(d, "a.b", child);
-}
-DECLARES(empty) {
-  return parameter(d, "", 1, two_three);
-}
-DECLARES(no_name) {
-  return parameter(d, NULL, 1, two_three);
-}
-DECLARES(no_child) {
-  return ek_declare_module(d, "layer", NULL);
-}
-DECLARES(no_shape) {
-  return parameter(d, "weight", 1, NULL);
-}
-DECLARES(rank_nine) {
-  static const int64_t shape[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
-  return parameter(d, "weight", 9, shape);
-}
-DECLARES(negative) { return parameter(d, "weight", CK_SHAPE(2, -3)); }
-DECLARES(huge) { return parameter(d, "weight", CK_SHAPE(INT64_C(1) << 40, INT64_C(1) << 40)); }
-DECLARES(huge_sum) {
-  static const int64_t shape[] = {INT64_C(1) << 60};
-  EK_TRY(parameter(d, "a", 1, shape));
-  EK_TRY(parameter(d, "b", 1, shape));
-  return parameter(d, "c", 1, shape);
-}
 DECLARES(unknown_start) {
   const ek_initializer initializer = {(ek_initializer_kind)9, 0, 0, NULL};
   return ek_declare_parameter(d, "weight", 2, two_three, initializer);
@@ -182,119 +179,65 @@ DECLARES(unknown_start) {
 DECLARES(null_values) {
   return ek_declare_buffer(d, "weight", 2, two_three, ek_initializer_values(NULL));
 }
-DECLARES(tie_unknown_name) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_tie(d, "layer.nothing", "layer.weight");
-}
-DECLARES(tie_unknown_source) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_tie(d, "layer.weight", "layers.weight");
-}
-DECLARES(tie_other_shape) {
-  EK_TRY(ek_declare_module(d, "layer", child)); /* weight is 2 x 3 */
-  EK_TRY(parameter(d, "weight", 2, three_two));
-  return ek_declare_tie(d, "layer.weight", "weight");
-}
-DECLARES(tie_to_a_buffer) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  EK_TRY(ek_declare_buffer(d, "mean", 2, two_three, ek_initializer_zeros()));
-  return ek_declare_tie(d, "layer.weight", "mean");
-}
-DECLARES(tie_nothing) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_tie(d, NULL, "layer.weight");
-}
-DECLARES(wrap_second) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_wrapped(d, child);
-}
-DECLARES(wrap_nothing) {
-  return ek_declare_wrapped(d, NULL);
-}
-DECLARES(wrap_same_name) {
-  EK_TRY(parameter(d, "weight", 2, two_three));
-  return ek_declare_wrapped(d, child); /* weight and bias */
-}
-DECLARES(freeze_unknown) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_frozen(d, "layer.weights");
-}
-DECLARES(freeze_part_of_a_name) {
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_frozen(d, "lay");
-}
-DECLARES(freeze_too_early) {
-  EK_TRY(ek_declare_frozen(d, "layer"));
-  return ek_declare_module(d, "layer", child);
-}
-DECLARES(freeze_buffer) {
-  EK_TRY(ek_declare_buffer(d, "mean", 2, two_three, ek_initializer_zeros()));
-  return ek_declare_frozen(d, "mean");
-}
-DECLARES(freeze_nothing) {
-  return ek_declare_frozen(d, NULL);
-}
-DECLARES(freeze_too_long) {
-  static char path[700];
-  memset(path, 'n', sizeof path - 1);
-  return ek_declare_frozen(d, path);
-}
-DECLARES(not_text) {
-  return parameter(d, "gr\xf6\xdf" "e", 1, two_three);
-}
-DECLARES(underscores) {
-  return ek_declare_module(d, "__metadata__", child);
-}
 DECLARES(own_error) {
   return ek_error_set(EK_ERR_IO, "declarer: no such table on this %s", "shelf");
 }
 
+#define WRONG(status_, text_, ...)                                                                 \
+  { .calls = {__VA_ARGS__}, .status = status_, .text = text_ }
+#define INVALID(text_, ...) WRONG(EK_ERR_INVALID_ARGUMENT, text_, __VA_ARGS__)
 static const struct {
+  struct call calls[4];
   ek_status (*declare)(ek_declaration *declaration, ek_module *child);
   ek_status status;
   const char *text;
 } wrong[] = {
-    {twice, EK_ERR_INVALID_ARGUMENT, "weight"},
-    {buffer_and_parameter, EK_ERR_INVALID_ARGUMENT, "weight"},
-    {child_twice, EK_ERR_INVALID_ARGUMENT, "layer"},
-    {child_and_parameter, EK_ERR_INVALID_ARGUMENT, "layer"},
-    {dotted, EK_ERR_INVALID_ARGUMENT, "a.b"},
-    {dotted_child, EK_ERR_INVALID_ARGUMENT, "a.b"},
-    {not_text, EK_ERR_INVALID_ARGUMENT, "is not UTF-8, or begins with"},
-    {underscores, EK_ERR_INVALID_ARGUMENT, "the name \"__metadata__\" is not UTF-8, or begins"},
-    {empty, EK_ERR_INVALID_ARGUMENT, ""},
-    {no_name, EK_ERR_INVALID_ARGUMENT, ""},
-    {no_child, EK_ERR_INVALID_ARGUMENT, ""},
-    {no_shape, EK_ERR_INVALID_ARGUMENT, ""},
-    {rank_nine, EK_ERR_INVALID_ARGUMENT, ""},
-    {negative, EK_ERR_INVALID_ARGUMENT, ""},
-    {huge, EK_ERR_OVERFLOW, ""},
-    {huge_sum, EK_ERR_OVERFLOW, ""},
-    {unknown_start, EK_ERR_INVALID_ARGUMENT, ""},
-    {null_values, EK_ERR_INVALID_ARGUMENT, "the initial values of weight are NULL"},
-    {tie_unknown_name, EK_ERR_NOT_FOUND, "layer.nothing"},
-    {tie_unknown_source, EK_ERR_NOT_FOUND, "layers.weight"},
-    {tie_other_shape, EK_ERR_SHAPE, "weight"},
-    {tie_to_a_buffer, EK_ERR_SHAPE, "cannot tie layer.weight to mean"},
-    {tie_nothing, EK_ERR_INVALID_ARGUMENT, ""},
-    {wrap_second, EK_ERR_INVALID_ARGUMENT, "cannot also wrap another module"},
-    {wrap_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},
-    {wrap_same_name, EK_ERR_INVALID_ARGUMENT, "weight is declared twice"},
-    {freeze_unknown, EK_ERR_NOT_FOUND,
-     "cannot freeze \"layer.weights\": no parameter or module of this name is declared before; the "
-     "nearest name is \"layer.weight\""},
-    {freeze_part_of_a_name, EK_ERR_NOT_FOUND, "the nearest name is \"layer\""},
-    {freeze_too_early, EK_ERR_NOT_FOUND, "\"layer\": nothing is declared before it"},
-    {freeze_buffer, EK_ERR_INVALID_ARGUMENT, "cannot freeze mean: it is a buffer"},
-    {freeze_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},
-    {freeze_too_long, EK_ERR_INVALID_ARGUMENT, "is too long"},
-    {own_error, EK_ERR_IO, "declarer: no such table on this shelf"},
+    INVALID("weight", MATRIX("weight"), VECTOR("weight")),
+    INVALID("weight", BUFFER("weight"), VECTOR("weight")),
+    INVALID("layer", CHILD("layer"), CHILD("layer")),
+    INVALID("layer", CHILD("layer"), VECTOR("layer")),
+    INVALID("a.b", VECTOR("a.b")),
+    INVALID("a.b", CHILD("a.b")),
+    INVALID("is not UTF-8, or begins with", VECTOR("gr\xf6\xdf" "e")),
+    INVALID("the name \"__metadata__\" is not UTF-8, or begins", CHILD("__metadata__")),
+    INVALID("", VECTOR("")),
+    INVALID("", VECTOR(NULL)),
+    INVALID("", {.kind = CHILD, .name = "layer", .null = true}),
+    INVALID("", DECLARED("weight", 1, NULL)),
+    INVALID("", DECLARED("weight", 9, nine)),
+    INVALID("", DECLARED("weight", 2, negative)),
+    WRONG(EK_ERR_OVERFLOW, "", DECLARED("weight", 2, huge)),
+    WRONG(EK_ERR_OVERFLOW, "", DECLARED("a", 1, large), DECLARED("b", 1, large),
+          DECLARED("c", 1, large)),
+    {.declare = unknown_start, .status = EK_ERR_INVALID_ARGUMENT, .text = ""},
+    {.declare = null_values, .status = EK_ERR_INVALID_ARGUMENT,
+     .text = "the initial values of weight are NULL"},
+    WRONG(EK_ERR_NOT_FOUND, "layer.nothing", CHILD("layer"), TIE("layer.nothing", "layer.weight")),
+    WRONG(EK_ERR_NOT_FOUND, "layers.weight", CHILD("layer"), TIE("layer.weight", "layers.weight")),
+    WRONG(EK_ERR_SHAPE, "weight", CHILD("layer"), DECLARED("weight", 2, three_two),
+          TIE("layer.weight", "weight")), /* layer.weight is 2 x 3 */
+    WRONG(EK_ERR_SHAPE, "cannot tie layer.weight to mean", CHILD("layer"), BUFFER("mean"),
+          TIE("layer.weight", "mean")),
+    INVALID("", CHILD("layer"), TIE(NULL, "layer.weight")),
+    INVALID("cannot also wrap another module", CHILD("layer"), WRAPS),
+    INVALID("NULL", {.kind = WRAP, .null = true}),
+    INVALID("weight is declared twice", MATRIX("weight"), WRAPS),
+    WRONG(EK_ERR_NOT_FOUND,
+          "cannot freeze \"layer.weights\": no parameter or module of this name is declared before; "
+          "the nearest name is \"layer.weight\"",
+          CHILD("layer"), FREEZE("layer.weights")),
+    WRONG(EK_ERR_NOT_FOUND, "the nearest name is \"layer\"", CHILD("layer"), FREEZE("lay")),
+    WRONG(EK_ERR_NOT_FOUND, "\"layer\": nothing is declared before it", FREEZE("layer"),
+          CHILD("layer")),
+    INVALID("cannot freeze mean: it is a buffer", BUFFER("mean"), FREEZE("mean")),
+    INVALID("NULL", FREEZE(NULL)),
+    INVALID("is too long", FREEZE(long_path)),
+    {.declare = own_error, .status = EK_ERR_IO, .text = "declarer: no such table on this shelf"},
 };
 
 CK_LOOP(wrong_declaration, sizeof wrong / sizeof *wrong) {
-  ek_module *child = linear();
-  struct declarer module = {.declare = wrong[_i].declare, .child = child};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .calls = wrong[_i].calls, .declare = wrong[_i].declare, .child = linear());
+  memset(long_path, 'n', sizeof long_path - 1);
   ck_replica_fails(&module.base, "plan:1", wrong[_i].status, wrong[_i].text);
   ek_module_free(&module.base);
   ck_assert_int_eq(module.freed, 1);
@@ -309,9 +252,7 @@ DECLARES(all_kinds) {
 }
 
 CK_TEST(right_declaration) {
-  ek_module *child = linear();
-  struct declarer module = {.declare = all_kinds, .child = child};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .declare = all_kinds, .child = linear());
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), &module.base, NULL));
   double value = 0;
   CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, "scalar"));
@@ -332,8 +273,7 @@ CK_TEST(right_declaration) {
 
 /* Only a criterion has totals: a module that claims them is never taken for one. */
 CK_TEST(terms_without_a_criterion) {
-  struct declarer module = {.declare = NULL};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .freed = 0);
   module.base.private_members.terms = 1;
   ck_assert_ptr_null(ek_criterion_of(&module.base));
   ck_assert(!ek_module_is_criterion(&module.base));
@@ -373,46 +313,20 @@ CK_TEST(no_declaration) {
 
 /* ---- frozen by path ---- */
 
-DECLARES(two_layers) {
-  EK_TRY(ek_declare_parameter(d, "own", 2, two_three, ek_initializer_ones()));
-  EK_TRY(ek_declare_buffer(d, "layer_mean", 2, two_three, ek_initializer_ones()));
-  EK_TRY(ek_declare_module(d, "layer", child));
-  return ek_declare_module(d, "layer_1", child);
-}
-DECLARES(freeze_child) {
-  EK_TRY(two_layers(d, child));
-  return ek_declare_frozen(d, "layer");
-}
-DECLARES(freeze_bias) {
-  EK_TRY(two_layers(d, child));
-  EK_TRY(ek_declare_frozen(d, "layer_1.bias"));
-  return ek_declare_frozen(d, "layer_1.bias");
-}
-DECLARES(freeze_all) {
-  EK_TRY(two_layers(d, child));
-  EK_TRY(ek_declare_frozen(d, ""));
-  return ek_declare_parameter(d, "later", 2, two_three, ek_initializer_ones());
-}
-DECLARES(freeze_then_tie) {
-  EK_TRY(two_layers(d, child));
-  EK_TRY(ek_declare_frozen(d, "layer_1"));
-  return ek_declare_tie(d, "layer_1.weight", "layer.weight");
-}
-DECLARES(tie_then_freeze) {
-  EK_TRY(two_layers(d, child));
-  EK_TRY(ek_declare_tie(d, "layer_1.weight", "layer.weight"));
-  return ek_declare_frozen(d, "layer_1.weight");
-}
-
+#define TWO_LAYERS MATRIX("own"), BUFFER("layer_mean"), CHILD("layer"), CHILD("layer_1")
 static const struct {
-  ek_status (*declare)(ek_declaration *declaration, ek_module *child);
+  struct call calls[7];
   const char *frozen; /* names, each with a blank before and after it */
-} by_path[] = {{two_layers, " "},
-               {freeze_child, " layer.weight layer.bias "},
-               {freeze_bias, " layer_1.bias "},
-               {freeze_all, " own layer.weight layer.bias layer_1.weight layer_1.bias "},
-               {freeze_then_tie, " layer.weight layer_1.bias "},
-               {tie_then_freeze, " layer.weight "}};
+} by_path[] = {
+    {{TWO_LAYERS}, " "},
+    {{TWO_LAYERS, FREEZE("layer")}, " layer.weight layer.bias "},
+    {{TWO_LAYERS, FREEZE("layer_1.bias"), FREEZE("layer_1.bias")}, " layer_1.bias "},
+    {{TWO_LAYERS, FREEZE(""), MATRIX("later")},
+     " own layer.weight layer.bias layer_1.weight layer_1.bias "},
+    {{TWO_LAYERS, FREEZE("layer_1"), TIE("layer_1.weight", "layer.weight")},
+     " layer.weight layer_1.bias "},
+    {{TWO_LAYERS, TIE("layer_1.weight", "layer.weight"), FREEZE("layer_1.weight")},
+     " layer.weight "}};
 
 static void frozen_are(ek_module *module, const char *names) {
   CK_HELD(ek_group *, group, ck_open("plan:1", 1));
@@ -426,49 +340,30 @@ static void frozen_are(ek_module *module, const char *names) {
 }
 
 CK_LOOP(frozen_by_path, sizeof by_path / sizeof *by_path) {
-  ek_module *child = linear();
-  struct declarer module = {.declare = by_path[_i].declare, .child = child};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .calls = by_path[_i].calls, .child = linear());
   frozen_are(&module.base, by_path[_i].frozen);
   ek_module_free(&module.base);
 }
 
-DECLARES(freeze_myself) {
-  EK_TRY(parameter(d, "weight", 2, two_three));
-  return ek_declare_frozen(d, "");
-}
-DECLARES(freeze_of_others) {
-  return ek_declare_frozen(d, "scale");
-}
-DECLARES(scale_and_wrap) {
-  EK_TRY(parameter(d, "scale", 2, two_three));
-  return ek_declare_wrapped(d, child);
-}
-
 /* A wrapped child, whose names are beside its wrapper's, freezes its own parameters only. */
 CK_TEST(wrapped_child_freezes_its_own) {
-  struct declarer child = {.declare = freeze_myself};
-  struct declarer module = {.declare = scale_and_wrap, .child = &child.base};
-  ck_ok(ek_module_init(&child.base, &declarer_ops, 1, 1));
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  static const struct call own[] = {MATRIX("weight"), FREEZE(""), {END}};
+  static const struct call of_others[] = {FREEZE("scale"), {END}};
+  static const struct call wrapper[] = {MATRIX("scale"), WRAPS, {END}};
+  DECLARER(child, .calls = own);
+  DECLARER(module, .calls = wrapper, .child = &child.base);
   frozen_are(&module.base, " weight ");
-  child.declare = freeze_of_others;
+  child.calls = of_others;
   ck_replica_fails(&module.base, "plan:1", EK_ERR_NOT_FOUND, "cannot freeze \"scale\"");
   ek_module_free(&module.base);
   ek_module_free(&child.base);
 }
 
 /* A wrapper has the names of what it wraps, its own and ties beside them. */
-DECLARES(wrap_and_add) {
-  EK_TRY(ek_declare_wrapped(d, child));
-  EK_TRY(ek_declare_parameter(d, "scale", 2, two_three, ek_initializer_ones()));
-  return ek_declare_tie(d, "scale", "weight");
-}
-
 CK_TEST(wrapped) {
+  static const struct call calls[] = {WRAPS, MATRIX("scale"), TIE("scale", "weight"), {END}};
   ek_module *child = linear();
-  struct declarer module = {.declare = wrap_and_add, .child = child};
-  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  DECLARER(module, .calls = calls, .child = child);
   ek_group *group = ck_open("cpu:1", 1);
   ek_replica *replica = NULL, *alone = NULL;
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL));
