@@ -22,18 +22,6 @@ static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count
   ck_get(y, &out);
 }
 
-CK_TEST(mask_of_a_split_batch) {
-  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
-  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .seed = 9);
-  double whole[35], parts[35];
-  run_rows(whole, bed, 0, 5, &options);
-  for (int64_t cut = 1; cut < 5; cut++) {
-    run_rows(parts, bed, 0, cut, &options);
-    run_rows(parts + 7 * cut, bed, cut, 5 - cut, &options);
-    ck_within("a split batch", parts, whole, NULL, 35);
-  }
-}
-
 static int count_equal(const double *a, const double *b, int count) {
   int equal = 0;
   for (int i = 0; i < count; i++) equal += (a[i] == 0) == (b[i] == 0);

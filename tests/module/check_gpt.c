@@ -77,15 +77,6 @@ CK_LOOP(formula, 3) {
                       30 * (32 * sqrt(32.0) + 8) * 0x1p-53);
 }
 
-/* The values of every parameter of `from` go to the one of the same name in `to`. */
-static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
-  double *values = ck_bed_parameters(from);
-  CK_EACH_PARAMETER(there, to->replica) {
-    CK_GOT(ek_parameter_info, here, ek_replica_find(&here, from->replica, there.name));
-    ck_set(&there.value, values + here.offset);
-  }
-}
-
 /* With biases of zeros the outputs have the same bits. */
 CK_TEST(without_biases) {
   struct ck_bed *unbiased = ck_bed_open(&cases[4], EK_F32, test_devices("cpu:1"));
@@ -108,55 +99,6 @@ CK_TEST(without_biases) {
   const struct ck_results *got = ck_bed_backward(unbiased, false);
   const struct ck_results *want = ck_bed_backward(plain, false);
   ck_same_bits("logits", got->output[0], want->output[0], want->output_count[0]);
-}
-
-/* With equal weights the two models are one function, and the tied gradient is the sum over both
- * uses; it is added up in another order, over few enough terms for 64 units. */
-CK_TEST(tied_and_untied) {
-  CK_WITH(struct ck_module_case, untied_case, cases[0], .create = create_untied);
-  struct ck_bed *tied = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
-  struct ck_bed *untied = ck_bed_open(&untied_case, EK_F64, test_devices("cpu:1"));
-  copy_parameters(untied, tied);
-  ck_set(&untied->input[0], tied->value[0]);
-  ck_set(&untied->grad_output[0], tied->factor[0]);
-  struct ck_results *a = ck_bed_backward(tied, false);
-  struct ck_results *b = ck_bed_backward(untied, false);
-  ck_assert_int_eq(a->output_count[0], 3 * 5 * 11);
-  ck_assert_double_le(ck_rel_l2(b->output[0], a->output[0], a->output_count[0]), 64 * 0x1p-53);
-
-  ek_parameter_info table, tokens, head;
-  ck_ok(ek_replica_find(&table, tied->replica, "tokens.weight"));
-  ck_ok(ek_replica_find(&tokens, untied->replica, "tokens.weight"));
-  ck_ok(ek_replica_find(&head, untied->replica, "head.weight"));
-  ck_assert_int_ne(tokens.offset, head.offset);
-  double sum[88];
-  for (int i = 0; i < 88; i++)
-    sum[i] = b->gradient[tokens.offset + i] + b->gradient[head.offset + i];
-  ck_assert_double_le(ck_rel_l2(a->gradient + table.offset, sum, 88), 64 * 0x1p-53);
-}
-
-/* One forward and backward over some of the samples; adds to the gradients if told to. */
-static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accumulate) {
-  ek_pass_options options = bed->options;
-  options.first_sample += first;
-  options.accumulate = accumulate;
-  CK_SCOPED(ek_tensor, tokens, ek_tensor_rows(&tokens, &bed->input[0], first, count));
-  CK_SCOPED(ek_tensor, gradient, ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
-  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
-  CK_GOT(ek_tensor, logits, ek_pass_run_forward(&logits, pass, &tokens));
-  ek_tensor_free(&logits);
-  ck_ok(ek_pass_run_backward(NULL, pass, &gradient));
-}
-
-/* A batch in two parts has the same masks, and so the same gradient, as in one. */
-CK_TEST(dropout_of_a_split_batch) {
-  struct ck_bed *bed = ck_bed_open(&cases[2], EK_F64, test_devices("cpu:1"));
-  struct ck_results *whole = ck_bed_backward(bed, false);
-  run_rows(bed, 0, 1, false);
-  run_rows(bed, 1, 2, true);
-  double *parts = ck_array((size_t)whole->parameters, sizeof *parts);
-  ck_get(parts, ek_replica_gradients(bed->replica));
-  ck_assert_double_le(ck_rel_l2(parts, whole->gradient, whole->parameters), 1e-13);
 }
 
 /* GPT-2 has 124,439,808 parameters (Radford et al. 2019 print 117M; the released model has these).

@@ -26,38 +26,6 @@ static const struct ck_module_case cases[] = {
 };
 CK_MODULE_CASES(cases)
 
-/* With weight 1 and bias 0 every row has mean 0 and, except for epsilon, variance 1. */
-CK_TEST(rows_are_normal) {
-  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
-  ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});
-  ck_bed_set(bed, "bias", (const double[]){0, 0, 0, 0, 0, 0});
-  struct ck_results *r = ck_bed_backward(bed, false);
-  for (int row = 0; row < 4; row++) {
-    double sum = 0, squares = 0;
-    for (int c = 0; c < 6; c++) {
-      sum += r->output[0][6 * row + c];
-      squares += r->output[0][6 * row + c] * r->output[0][6 * row + c];
-    }
-    ck_assert_double_le(fabs(sum), 1e-13);
-    ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
-  }
-}
-
-/* With weight 1 the average of y^2 is, except for epsilon, 1, and a common factor of a row does not
- * change it. */
-CK_TEST(rows_have_a_root_mean_square_of_one) {
-  struct ck_bed *bed = ck_bed_open(&cases[4], EK_F64, test_devices("cpu:1"));
-  ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});
-  ek_parameter_info info;
-  ck_assert_int_ne(ek_replica_find(&info, bed->replica, "bias"), EK_OK);
-  struct ck_results *r = ck_bed_backward(bed, false);
-  for (int row = 0; row < 4; row++) {
-    double squares = 0;
-    for (int c = 0; c < 6; c++) squares += r->output[0][6 * row + c] * r->output[0][6 * row + c];
-    ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
-  }
-}
-
 static const double weights[] = {0.5, -1, 2, 0.25, -3, 1}, no_bias[6];
 
 static struct ck_results *run_with(ek_status (*create)(ek_module **module), const char *bias) {
