@@ -19,13 +19,7 @@ BATCH_NORM(create_plain, EK_BATCH_NORM_SHARD, false, false)
 static ek_status create_now(ek_module **module) {
   return ek_batch_norm_create_with(module, C, &options_now);
 }
-static ek_status create_recomputed(ek_module **module) {
-  ek_module *norm = NULL;
-  EK_TRY(create_now(&norm));
-  const ek_status status = ek_recompute_create(module, norm);
-  ek_module_free(norm);
-  return status;
-}
+CK_CREATE_AROUND(create_recomputed, ek_recompute_create, create_now(&inner))
 
 static const struct ck_module_case cases[] = {
     CK_CASE("8 x 6", create_shard, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),

@@ -10,11 +10,7 @@ enum { WIDTH = 4, LETTERS = 10 };
 static bool hidden;
 
 static ek_status hide(ek_module **child) {
-  ek_module *inner = *child;
-  if (!hidden) return EK_OK;
-  const ek_status status = ek_sequential_create(child, &inner, 1);
-  if (status == EK_OK) ek_module_free(inner);
-  return status;
+  return hidden ? ck_sequential(child, (ek_module *[]){*child}, 1, NULL) : EK_OK;
 }
 
 /* The step of a letter, whose child is the next. */
@@ -287,10 +283,8 @@ static ek_status never(const ek_module *self, ek_pass *pass, const ek_tensor *gi
   return ek_error_set(EK_ERR_INTERNAL, "this function must not be called");
 }
 
-static void declared_free(ek_module *self) { free(self); }
-
 static const ek_module_ops declared_ops = {
-    CK_OPS("declared", never, never, declared_free), .parameters = declared_parameters,
+    CK_OPS("declared", never, never, ck_plain_free), .parameters = declared_parameters,
     .types = EK_TYPES_F32 | EK_TYPES_F64, .formula = declared_formula};
 
 static double epsilon;
@@ -361,9 +355,8 @@ CK_BACKWARD(raw) {
   return ek_chain_backward(grad_inputs, pass, grad_outputs, &((const struct raw *)self)->backward);
 }
 
-static void raw_free(ek_module *self) { (void)self; }
-
-CK_MODULE_OPS_WITH(raw, .parameters = raw_parameters);
+static const ek_module_ops raw_ops = {CK_OPS("raw", raw_forward, raw_backward, ck_no_free),
+                                      .parameters = raw_parameters};
 
 /* A pass there and back with these chains; the devices hold nothing afterwards. */
 static ek_status pass_with(const ek_chain *forward, const ek_chain *backward) {

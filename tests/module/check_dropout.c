@@ -64,12 +64,9 @@ CK_TEST(share_of_zeros) {
 }
 
 static ek_status create_pair(ek_module **module) {
-  ek_module *one = NULL, *pair[2] = {NULL, NULL};
+  ek_module *one = NULL;
   EK_TRY(ek_dropout_create(&one, 0.5));
-  pair[0] = pair[1] = one;
-  const ek_status status = ek_sequential_create(module, pair, 2);
-  ek_module_free(one);
-  return status;
+  return ck_sequential(module, (ek_module *[]){one, ek_module_share(one)}, 2, NULL);
 }
 
 /* The same module twice in a model is two layers with two masks: about a quarter is left. */

@@ -207,8 +207,7 @@ CK_TEST(a_stock_model_passes) {
   ck_ok(ek_activation_create(&layers[1], EK_ACTIVATION_GELU));
   ck_ok(ek_dropout_create(&layers[2], 0.3));
   ck_ok(ek_linear_create(&layers[3], 6, 2, true));
-  CK_OPENED(ek_module *, model, ek_sequential_create(&model, layers, 4));
-  for (int i = 0; i < 4; i++) ek_module_free(layers[i]);
+  CK_OPENED(ek_module *, model, ck_sequential(&model, layers, 4, NULL));
   ck_ok(ek_module_check(model, ck_spec("cpu:3"), &x, 1, NULL));
 }
 
@@ -275,14 +274,8 @@ CK_FORWARD(wide) {
   return status;
 }
 
-CK_BACKWARD(shares) {
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
-
-static void wide_free(ek_module *self) { (void)self; }
-
 CK_TEST(an_output_holds_its_own_size) {
-  static const ek_module_ops ops = {CK_OPS("wide", wide_forward, shares_backward, wide_free)};
+  static const ek_module_ops ops = {CK_OPS("wide", wide_forward, ck_share_backward, ck_no_free)};
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   CK_GOT(ek_module, module, ek_module_init(&module, &ops, 1, 1));
   ck_ok(ek_module_check(&module, ck_spec("cpu:2"), &rows, 1, &options));
@@ -335,15 +328,13 @@ CK_BACKWARD(sum) {
   return EK_OK;
 }
 
-static void frees_itself(ek_module *self) { free(self); }
-
 static ek_module *make_module(const ek_module_ops *ops, size_t inputs) {
   ek_module *module = ck_module_new(sizeof *module, ops, inputs, 1);
   return ck_keep(module);
 }
 
 CK_TEST(the_gradient_of_each_input_counts) {
-  static const ek_module_ops ops = {CK_OPS("sum", sum_forward, sum_backward, frees_itself),
+  static const ek_module_ops ops = {CK_OPS("sum", sum_forward, sum_backward, ck_plain_free),
                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
   const ek_check_input both[] = {rows, rows};
   ek_module *module = make_module(&ops, 2);
@@ -367,7 +358,7 @@ CK_FORWARD(shifted) {
  * in f64 it is rounded, too: differences are taken over the way that x has really gone. */
 CK_LOOP(differences_of_large_numbers, 2) {
   static const ek_module_ops ops = {
-      CK_OPS("shifted", shifted_forward, shares_backward, frees_itself),
+      CK_OPS("shifted", shifted_forward, ck_share_backward, ck_plain_free),
       .types = EK_TYPES_F32 | EK_TYPES_F64};
   static ek_module_ops single;
   single = ops;
@@ -398,7 +389,7 @@ CK_BACKWARD(scaled) {
 
 /* Each type of 16 bits that the table declares, where the devices compute in it. */
 CK_TEST(types_of_16_bits) {
-  static const ek_module_ops ops = {CK_OPS("scaled", scaled_forward, scaled_backward, frees_itself),
+  static const ek_module_ops ops = {CK_OPS("scaled", scaled_forward, scaled_backward, ck_plain_free),
                                     .types =
                                         EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
   static const ek_type halves[] = {EK_BF16, EK_F16};

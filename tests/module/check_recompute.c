@@ -11,19 +11,13 @@
 
 /* ---- modules ---- */
 
-/* Takes over the reference. */
-static ek_status recomputed(ek_module **module, ek_module *inner) {
-  const ek_status status = ek_recompute_create(module, inner);
-  ek_module_free(inner);
-  return status;
-}
-
 static const int64_t mlp_sizes[] = {3, 6, 2};
-CK_CREATE_AROUND(create_mlp, recomputed, ek_mlp_create(&inner, mlp_sizes, 3, EK_ACTIVATION_GELU))
-CK_CREATE_AROUND(create_once, recomputed, ek_attention_create(&inner, 4, 2))
-CK_CREATE_AROUND(create_twice, recomputed, create_once(&inner))
-CK_CREATE_AROUND(create_mixer, recomputed, ck_mixer_twice_create(&inner))
-CK_CREATE_AROUND(create_embedding, recomputed, ek_embedding_create(&inner, 7, 3, 4))
+CK_CREATE_AROUND(create_mlp, ek_recompute_create,
+                 ek_mlp_create(&inner, mlp_sizes, 3, EK_ACTIVATION_GELU))
+CK_CREATE_AROUND(create_once, ek_recompute_create, ek_attention_create(&inner, 4, 2))
+CK_CREATE_AROUND(create_twice, ek_recompute_create, create_once(&inner))
+CK_CREATE_AROUND(create_mixer, ek_recompute_create, ck_mixer_twice_create(&inner))
+CK_CREATE_AROUND(create_embedding, ek_recompute_create, ek_embedding_create(&inner, 7, 3, 4))
 
 /* ---- a module of a program's own that makes a norm again ---- */
 
@@ -73,11 +67,7 @@ CK_MODULE_CASES(cases)
 /* ---- training ---- */
 
 static const struct ck_workload *of_model;
-static ek_status recomputed_workload(ek_module **module) {
-  ek_module *inner = NULL;
-  EK_TRY(of_model->module(&inner));
-  return recomputed(module, inner);
-}
+CK_CREATE_AROUND(recomputed_workload, ek_recompute_create, of_model->module(&inner))
 
 /* A GPT with tied parameters and dropout, several inputs and outputs, buffers: in each mode. */
 CK_LOOP(whole_models, CK_WORKLOADS * CK_PLACEMENTS) {
@@ -94,9 +84,8 @@ CK_TEST(keeps_its_inputs) {
   ek_module *parts[DEEP], *inner = NULL;
   ek_device *device = ck_device("cpu:1");
   for (int i = 0; i < DEEP; i++) ck_ok(ek_activation_create(&parts[i], EK_ACTIVATION_RELU));
-  ck_ok(ek_sequential_create(&inner, parts, DEEP));
-  for (int i = 0; i < DEEP; i++) ek_module_free(parts[i]);
-  CK_OPENED(ek_module *, module, recomputed(&module, inner));
+  ck_ok(ck_sequential(&inner, parts, DEEP, NULL));
+  CK_OPENED(ek_module *, module, ck_around(&module, inner, ek_recompute_create));
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   CK_OPENED(ek_tensor, x,
             ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, (const int64_t[]){ROWS, 64}));
@@ -116,9 +105,6 @@ CK_TEST(keeps_its_inputs) {
 
 /* ---- results that are not read ---- */
 
-CK_BACKWARD(fragile) {
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
 static void fragile_free(ek_module *self) { self->private_members.ops = NULL; }
 
 /* y = x; says in which of its forwards y was wanted, and spoils it in the others. */
@@ -138,13 +124,11 @@ CK_FORWARD(asked) {
 }
 
 static const ek_module_ops asked_ops = {
-    CK_OPS("asked", asked_forward, fragile_backward, fragile_free)};
+    CK_OPS("asked", asked_forward, ck_share_backward, fragile_free)};
 
 /* Takes over the references. */
 static ek_module *in_sequence(ek_module *first, ek_module *second) {
-  ek_module *both[2] = {first, second}, *module = NULL;
-  ck_ok(ek_sequential_create(&module, both, 2));
-  for (int i = 0; i < 2; i++) ek_module_free(both[i]);
+  CK_GOT(ek_module *, module, ck_sequential(&module, (ek_module *[]){first, second}, 2, NULL));
   return module;
 }
 
@@ -189,9 +173,9 @@ static void check_asked(ek_module *module, int count, unsigned again, double gra
 CK_TEST(outputs_that_nobody_reads) {
   make_asked();
   ek_module *inner = in_sequence(&asked[1].base, &asked[2].base);
-  CK_GOT(ek_module *, residual, ek_residual_create(&residual, inner));
-  ek_module_free(inner);
-  CK_OPENED(ek_module *, module, recomputed(&module, in_sequence(&asked[0].base, residual)));
+  CK_GOT(ek_module *, residual, ck_around(&residual, inner, ek_residual_create));
+  CK_OPENED(ek_module *, module,
+            ck_around(&module, in_sequence(&asked[0].base, residual), ek_recompute_create));
   check_asked(module, 3, 3, 2);
 }
 
@@ -234,13 +218,7 @@ CK_TEST(runs_of_policies) {
 }
 
 static ek_status create_linear(ek_module **module) { return ek_linear_create(module, 4, 4, true); }
-static ek_status create_linear_residual(ek_module **module) {
-  ek_module *linear = NULL;
-  EK_TRY(create_linear(&linear));
-  const ek_status status = ek_residual_create(module, linear);
-  ek_module_free(linear);
-  return status;
-}
+CK_CREATE_AROUND(create_linear_residual, ek_residual_create, create_linear(&inner))
 static ek_status create_attention(ek_module **module) { return ek_attention_create(module, 4, 2); }
 static ek_status create_swiglu(ek_module **module) { return ek_swiglu_create(module, 4, 8, true); }
 static ek_status create_plain_mlp(ek_module **module) {
@@ -305,22 +283,17 @@ CK_BACKWARD(halves) {
   return ek_op_scale(ek_pass_stream(pass), &grad_inputs[0], dy, 0.5);
 }
 
-static void halves_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS(halves);
+static const ek_module_ops halves_ops = {
+    CK_OPS("halves", halves_forward, halves_backward, ck_plain_free)};
 static ek_recompute_kind with;
 
 static ek_status create_halves(ek_module **module) {
   ek_module *parts[3] = {NULL};
   CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute.kind = with);
   ck_ok(ek_layer_norm_create(&parts[0], 7, 1e-5));
-  parts[1] = calloc(1, sizeof *parts[1]);
-  ck_assert_ptr_nonnull(parts[1]);
-  ck_ok(ek_module_init(parts[1], &halves_ops, 1, 1));
+  ck_ok(ck_plain_create(&parts[1], &halves_ops, 1, 1));
   ck_ok(ek_linear_create(&parts[2], 7, 5, true));
-  const ek_status status = ek_sequential_create_with(module, parts, 3, &options);
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
-  return status;
+  return ck_sequential(module, parts, 3, &options);
 }
 
 /* A cheap result that is converted for the next module is not made again: what that saves is its
@@ -369,11 +342,10 @@ CK_BACKWARD(counts) {
   ck_assert(!ek_pass_kept(&kept, pass, 0));
   EK_TRY(ek_pass_take(&one, pass));
   ek_tensor_free(&one);
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+  return ck_share_backward(self, pass, grad_outputs, grad_inputs);
 }
-static void counts_free(ek_module *self) { (void)self; }
 static const ek_module_ops counts_ops = {
-    CK_OPS("counts", counts_forward, counts_backward, counts_free), .cheap = true};
+    CK_OPS("counts", counts_forward, counts_backward, ck_no_free), .cheap = true};
 
 /* The linear and the ReLU read a result that is made again once, from what was kept. */
 CK_TEST(makers_read_what_they_kept) {
@@ -385,8 +357,7 @@ CK_TEST(makers_read_what_they_kept) {
   ck_ok(ek_linear_create(&parts[0], 2, 2, true));
   ck_ok(ek_activation_create(&parts[2], EK_ACTIVATION_RELU));
   ck_ok(ek_linear_create(&parts[3], 2, 2, true));
-  ck_kept(ek_sequential_create_with(&module, parts, 4, &options), module);
-  for (int i = 0; i < 4; i++) ek_module_free(parts[i]);
+  ck_kept(ck_sequential(&module, parts, 4, &options), module);
   ek_device *device = ck_device("cpu:1");
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2, 3, 4}, CK_SHAPE(2, 2));
@@ -407,21 +378,18 @@ CK_FORWARD(fragile) {
   if (ek_pass_is_recomputing(pass)) return ek_error_set(EK_ERR_UNSUPPORTED, "once is enough");
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
-CK_MODULE_OPS(fragile);
+static const ek_module_ops fragile_ops = {
+    CK_OPS("fragile", fragile_forward, ck_share_backward, fragile_free)};
 
 static ek_module fragile;
 static ek_status create_fragile(ek_module **module) {
   ek_module *parts[3] = {NULL}, *inner = NULL;
   ck_ok(ek_module_init(&fragile, &fragile_ops, 1, 1));
-  ek_module *const first[] = {&fragile};
-  ck_ok(ek_sequential_create(&inner, first, 1));
-  ek_module_free(&fragile);
+  ck_ok(ck_sequential(&inner, (ek_module *[]){&fragile}, 1, NULL));
   ck_ok(ek_linear_create(&parts[0], IN, WIDTH, true));
-  ck_ok(recomputed(&parts[1], inner));
+  ck_ok(ck_around(&parts[1], inner, ek_recompute_create));
   ck_ok(ek_linear_create(&parts[2], WIDTH, CLASSES, true));
-  const ek_status status = ek_sequential_create(module, parts, 3);
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
-  return status;
+  return ck_sequential(module, parts, 3, NULL);
 }
 
 /* y = x; looks at a target, which must be the same the second time. */
@@ -438,7 +406,7 @@ CK_BACKWARD(looks) {
   ck_get(got, &target);
   ek_tensor_free(&target);
   ck_assert(got[0] == 3 && got[1] == 5);
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+  return ck_share_backward(self, pass, grad_outputs, grad_inputs);
 }
 static const ek_module_ops looks_ops = {
     CK_OPS("looks", looks_forward, looks_backward, fragile_free)};

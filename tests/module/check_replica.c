@@ -182,9 +182,7 @@ static ek_status declare_all(const ek_module *self, ek_declaration *d) {
 
 CK_FORWARD(no) { return EK_ERR_INTERNAL; }
 
-static void no_free(ek_module *self) { (void)self; }
-
-static const ek_module_ops declaring = {CK_OPS("declaring", no_forward, no_forward, no_free),
+static const ek_module_ops declaring = {CK_OPS("declaring", no_forward, no_forward, ck_no_free),
                                         .parameters = declare_all,
                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
 

@@ -3,17 +3,11 @@
  */
 #include "ck_module.h"
 
-static ek_status wrap(ek_module **module, ek_module *inner) {
-  const ek_status status = ek_residual_create(module, inner);
-  ek_module_free(inner);
-  return status;
-}
-
-CK_CREATE_AROUND(create_linear, wrap, ek_linear_create(&inner, 3, 3, true))
-CK_CREATE_AROUND(create_relu, wrap, ek_activation_create(&inner, EK_ACTIVATION_RELU))
-CK_CREATE_AROUND(create_dropout, wrap, ek_dropout_create(&inner, 0.4))
-CK_CREATE_AROUND(create_identity, wrap, ek_dropout_create(&inner, 0.0))
-CK_CREATE_AROUND(create_twice, wrap, create_linear(&inner))
+CK_CREATE_AROUND(create_linear, ek_residual_create, ek_linear_create(&inner, 3, 3, true))
+CK_CREATE_AROUND(create_relu, ek_residual_create, ek_activation_create(&inner, EK_ACTIVATION_RELU))
+CK_CREATE_AROUND(create_dropout, ek_residual_create, ek_dropout_create(&inner, 0.4))
+CK_CREATE_AROUND(create_identity, ek_residual_create, ek_dropout_create(&inner, 0.0))
+CK_CREATE_AROUND(create_twice, ek_residual_create, create_linear(&inner))
 
 /* An inner result without another holder, one that is saved for backward, one that is x itself. */
 static const struct ck_module_case cases[] = {

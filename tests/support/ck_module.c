@@ -5,6 +5,21 @@
 
 void ck_plain_free(ek_module *self) { free(self); }
 
+void ck_no_free(ek_module *self) { (void)self; }
+
+ek_status ck_share_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                            ek_tensor *grad_inputs) {
+  (void)self, (void)pass;
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+ek_status ck_around(ek_module **module, ek_module *inner,
+                    ek_status (*outer)(ek_module **, ek_module *)) {
+  const ek_status status = outer(module, inner);
+  ek_module_free(inner);
+  return status;
+}
+
 ek_status ck_plain_create(ek_module **module, const ek_module_ops *ops, size_t inputs,
                           size_t outputs) {
   *module = ck_module_new(sizeof **module, ops, inputs, outputs);

@@ -115,11 +115,9 @@ CK_FORWARD(counter) {
   return ck_mirrors_close(&m);
 }
 
-CK_BACKWARD(counter) {
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
-
-CK_PLAIN_OPS(counter, .parameters = counter_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+static const ek_module_ops counter_ops = {
+    CK_OPS("counter", counter_forward, ck_share_backward, ck_plain_free),
+    .parameters = counter_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_counter_create(ek_module **module) {
   return ck_plain_create(module, &counter_ops, 1, 1);

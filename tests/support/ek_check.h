@@ -125,6 +125,11 @@
   static const ek_module_ops noun##_ops = {                                                        \
       CK_OPS(#noun, noun##_forward, noun##_backward, ck_plain_free), __VA_ARGS__}
 void ck_plain_free(ek_module *self);
+/* Of a module that is the test's own. */
+void ck_no_free(ek_module *self);
+/* The gradient of y = x. */
+ek_status ck_share_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                            ek_tensor *grad_inputs);
 ek_status ck_plain_create(ek_module **module, const ek_module_ops *ops, size_t inputs,
                           size_t outputs);
 /* A struct of `size` bytes, zeros, that begins with its ek_module. */
