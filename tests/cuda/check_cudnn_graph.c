@@ -64,8 +64,7 @@ static int check(const struct gpu *gpu) {
   const struct ek__attention_args args = {.q_step = gpu->step, .k_step = gpu->step,
                                           .v_step = gpu->step, .batch = gpu->batch,
                                           .tokens = gpu->tokens, .heads = gpu->heads,
-                                          .head_width = gpu->width,
-                                          .types.value = gpu->type};
+                                          .head_width = gpu->width, .types.value = gpu->type};
   struct ek__cudnn_plan plan;
   struct ek__cudnn without_handle = cudnn;
   without_handle.BackendSetAttribute = set;

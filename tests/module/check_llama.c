@@ -1,10 +1,10 @@
 /*
- * check_llama.c - a decoder of Llama's shape, against its formulas in plain loops over doubles.
+ * check_llama.c - a decoder of Llama's shape.
  */
 #include "ck_gpt.h"
 #include "ck_module.h"
 
-enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS, LAYERS = 2 };
+enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, LAYERS = 2 };
 #define THETA 50.0
 
 static ek_status create_with(ek_module **module, int layers, int kv_heads, bool tied, bool bias,
@@ -92,129 +92,16 @@ CK_LOOP(packed_is_apart, 2) {
   ck_assert_double_le(ck_rel_l2(y + 4 * VOCABULARY, y + 12 * VOCABULARY, 2 * VOCABULARY), bound);
 }
 
-/* ---- the formulas once more, one sample at a time ---- */
-
-struct reference {
-  const ek_replica *replica;
-  int64_t tokens;
-  int kv_heads;
-  double x[6][WIDTH];
-};
-
-/* A parameter's values, which stay until the test is over; NULL: there is none. */
-static const double *parameter(const struct reference *r, const char *prefix, const char *name) {
-  ek_parameter_info info;
-  if (ek_replica_find(&info, r->replica, ck_text("%s%s", prefix, name)) != EK_OK) return NULL;
-  double *values = ck_array((size_t)ek_tensor_count(&info.value), sizeof *values);
-  ck_get(values, &info.value);
-  return values;
-}
-
-static void rms_norm(double *y, const double *x, const double *weight) {
-  double squares = 0;
-  for (int c = 0; c < WIDTH; c++) squares += x[c] * x[c];
-  for (int c = 0; c < WIDTH; c++) y[c] = x[c] / sqrt(squares / WIDTH + 1e-5) * weight[c];
-}
-
-static void product(double *y, const double *x, const double *weight, const double *bias, int in,
-                    int out) {
-  for (int o = 0; o < out; o++) {
-    y[o] = bias == NULL ? 0 : bias[o];
-    for (int i = 0; i < in; i++) y[o] += weight[o * in + i] * x[i];
-  }
-}
-
-/* The complex number of a pair times e^(i angle). */
-static void turn(double *head, int64_t t) {
-  for (int i = 0; i < HEAD / 2; i++) {
-    const double angle = (double)t * pow(THETA, -2.0 * i / HEAD);
-    const double a = head[i], b = head[i + HEAD / 2];
-    head[i] = a * cos(angle) - b * sin(angle);
-    head[i + HEAD / 2] = b * cos(angle) + a * sin(angle);
-  }
-}
-
-static void attend(double *y, double qkv[][3 * WIDTH], int64_t t, int h, int kv_heads) {
-  const int k = (HEADS + h / (HEADS / kv_heads)) * HEAD, v = k + kv_heads * HEAD;
-  double weight[6], sum = 0;
-  for (int64_t s = 0; s <= t; s++) {
-    double score = 0;
-    for (int c = 0; c < HEAD; c++) score += qkv[t][h * HEAD + c] * qkv[s][k + c];
-    weight[s] = exp(score / sqrt(HEAD));
-    sum += weight[s];
-  }
-  for (int c = 0; c < HEAD; c++) {
-    y[h * HEAD + c] = 0;
-    for (int64_t s = 0; s <= t; s++) y[h * HEAD + c] += weight[s] / sum * qkv[s][v + c];
-  }
-}
-
-static void attention(struct reference *r, const char *prefix) {
-  const double *norm = parameter(r, prefix, "attention_norm.weight");
-  const double *weight = parameter(r, prefix, "attention.qkv.weight");
-  const double *bias = parameter(r, prefix, "attention.qkv.bias");
-  const double *projection = parameter(r, prefix, "attention.projection.weight");
-  double normal[WIDTH], qkv[6][3 * WIDTH], out[WIDTH], branch[WIDTH];
-  for (int64_t t = 0; t < r->tokens; t++) {
-    rms_norm(normal, r->x[t], norm);
-    product(qkv[t], normal, weight, bias, WIDTH, (HEADS + 2 * r->kv_heads) * HEAD);
-    for (int h = 0; h < HEADS + r->kv_heads; h++) turn(qkv[t] + h * HEAD, t);
-  }
-  for (int64_t t = 0; t < r->tokens; t++) {
-    for (int h = 0; h < HEADS; h++) attend(out, qkv, t, h, r->kv_heads);
-    product(branch, out, projection, NULL, WIDTH, WIDTH);
-    for (int c = 0; c < WIDTH; c++) r->x[t][c] += branch[c];
-  }
-}
-
-static void feed_forward(struct reference *r, const char *prefix) {
-  const double *norm = parameter(r, prefix, "feed_forward_norm.weight");
-  const double *gate = parameter(r, prefix, "feed_forward.gate.weight");
-  const double *up = parameter(r, prefix, "feed_forward.up.weight");
-  const double *down = parameter(r, prefix, "feed_forward.down.weight");
-  for (int64_t t = 0; t < r->tokens; t++) {
-    double normal[WIDTH], g[HIDDEN], u[HIDDEN], branch[WIDTH];
-    rms_norm(normal, r->x[t], norm);
-    product(g, normal, gate, NULL, WIDTH, HIDDEN);
-    product(u, normal, up, NULL, WIDTH, HIDDEN);
-    for (int i = 0; i < HIDDEN; i++) u[i] *= g[i] / (1 + exp(-g[i]));
-    product(branch, u, down, NULL, HIDDEN, WIDTH);
-    for (int c = 0; c < WIDTH; c++) r->x[t][c] += branch[c];
-  }
-}
-
-static void forward(double *logits, const ek_replica *replica, int layers, int kv_heads,
-                    const double *index, int64_t samples, int64_t tokens) {
-  struct reference r = {.replica = replica, .tokens = tokens, .kv_heads = kv_heads};
-  const double *table = parameter(&r, "", "tokens.weight");
-  const double *norm = parameter(&r, "", "norm.weight"), *head = parameter(&r, "", "head.weight");
-  for (int64_t b = 0; b < samples; b++, index += tokens) {
-    for (int64_t i = 0; i < tokens * WIDTH; i++) {
-      r.x[i / WIDTH][i % WIDTH] = table[(int64_t)index[i / WIDTH] * WIDTH + i % WIDTH];
-    }
-    for (int n = 0; n < layers; n++) {
-      const char *prefix = ck_text("blocks.%d.", n);
-      attention(&r, prefix);
-      feed_forward(&r, prefix);
-    }
-    for (int64_t t = 0; t < tokens; t++, logits += VOCABULARY) {
-      double normal[WIDTH];
-      rms_norm(normal, r.x[t], norm);
-      product(logits, normal, head, NULL, WIDTH, VOCABULARY);
-    }
-  }
-}
-
 /* Sums run in another order: the bound is one for 32 terms and a chain of some thirty operations,
  * that of the single-precision test in units of 2^-53. */
 CK_LOOP(formula, 3) {
   static const int which[] = {0, 1, FLAT};
-  const struct ck_module_case *is = &cases[which[_i]];
-  struct ck_bed *bed = ck_bed_open(is, EK_F64, test_devices("cpu:1"));
+  const struct ck_decoder is = {
+      VOCABULARY, WIDTH, HIDDEN, _i == 2 ? 0 : LAYERS, HEADS, _i == 1 ? 2 : HEADS, THETA};
+  struct ck_bed *bed = ck_bed_open(&cases[which[_i]], EK_F64, test_devices("cpu:1"));
   struct ck_results *r = ck_bed_backward(bed, false);
-  double want[18 * VOCABULARY];
-  forward(want, bed->replica, _i == 2 ? 0 : LAYERS, _i == 1 ? 2 : HEADS, bed->value[0],
-          bed->input[0].shape[0], bed->input[0].shape[1]);
+  const double *want = ck_decoder_logits(&is, bed->replica, bed->value[0], bed->input[0].shape[0],
+                                         bed->input[0].shape[1]);
   ck_assert_double_le(ck_rel_l2(r->output[0], want, r->output_count[0]),
                       30 * (32 * sqrt(32.0) + 8) * 0x1p-53);
 }

@@ -287,11 +287,8 @@ CK_LOOP(options_of_layers, WISHES * LAYERS) {
   const struct layer *layer = &layers[_i / WISHES];
   /* Copied: the layer does not read the array again. */
   ek_initializer start[] = {ek_initializer_values(first), ek_initializer_values(second)};
-  const struct wishes wishes = {.bias = (_i & 1) != 0,
-                                .frozen = (_i & 2) != 0,
-                                .no_decay = (_i & 4) != 0,
-                                .first = &start[0],
-                                .second = &start[1],
+  const struct wishes wishes = {.bias = (_i & 1) != 0, .frozen = (_i & 2) != 0,
+                                .no_decay = (_i & 4) != 0, .first = &start[0], .second = &start[1],
                                 .of_bias = (_i & 1) != 0 ? &start[1] : NULL};
   CK_OPENED(ek_module *, module, layer->create(&module, &wishes));
   memset(start, 0xFF, sizeof start);

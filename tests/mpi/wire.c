@@ -59,12 +59,9 @@ static void *allocate(size_t count, size_t size) {
 
 static const struct ek__module_host host = {.size = sizeof host,
                                             .table_size = sizeof(struct ek__mpi_table),
-                                            .version = EK_VERSION_STRING,
-                                            .error_set = error_set,
-                                            .error_message = error_message,
-                                            .log = log_line,
-                                            .calloc = allocate,
-                                            .free = free};
+                                            .version = EK_VERSION_STRING, .error_set = error_set,
+                                            .error_message = error_message, .log = log_line,
+                                            .calloc = allocate, .free = free};
 
 static const struct ek__mpi_table *module(void) {
   const void *table = NULL;
@@ -113,8 +110,7 @@ static void begin_all(struct traffic *with, size_t peer, int round) {
   for (size_t k = 0; k < MOVES; k++) { /* the two kinds in turns, or one after the other */
     const size_t i = (process + (size_t)round) % 2 == 0 ? k : k % EK__MOVES * 2 + k / EK__MOVES;
     struct ek__move *move = &with->moves[i];
-    *move = (struct ek__move){.peer = peer,
-                              .bulk = i % 2 == 1,
+    *move = (struct ek__move){.peer = peer, .bulk = i % 2 == 1,
                               .out_bytes = size_of(process, peer, round, i),
                               .in_bytes = size_of(peer, process, round, i)};
     char *out = malloc(move->out_bytes + 1), *in = malloc(move->in_bytes + 1);

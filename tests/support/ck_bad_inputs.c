@@ -188,8 +188,7 @@ static void try_all(struct trial *trial) {
 void ck_bad_inputs(const struct operation *operation, const char *spec) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16};
   for (int pass = 0; pass < 3; pass++) {
-    struct trial trial = {.operation = operation,
-                          .parameters = operation_parameters(&sizes),
+    struct trial trial = {.operation = operation, .parameters = operation_parameters(&sizes),
                           .type = types[pass]};
     trial.group = ck_open(spec, 1);
     ek_device *device = ek_group_device(trial.group, 0);

@@ -208,36 +208,22 @@ static ek_status decoder(ek_module **module, const struct shape *o) {
 }
 
 ek_status ck_chained_gpt_create(ek_module **module, const ek_gpt_options *o) {
-  const struct shape shape = {.vocabulary = o->vocabulary,
-                              .positions = o->sequence,
-                              .width = o->width,
-                              .hidden = 4 * o->width,
-                              .logits_columns = o->logits_columns,
-                              .layers = o->layers,
-                              .heads = o->heads,
-                              .epsilon = 1e-5,
-                              .dropout = o->dropout,
-                              .attention = EK_ATTENTION_OPTIONS_INIT,
-                              .tied = !o->untied,
+  const struct shape shape = {.vocabulary = o->vocabulary, .positions = o->sequence,
+                              .width = o->width, .hidden = 4 * o->width,
+                              .logits_columns = o->logits_columns, .layers = o->layers,
+                              .heads = o->heads, .epsilon = 1e-5, .dropout = o->dropout,
+                              .attention = EK_ATTENTION_OPTIONS_INIT, .tied = !o->untied,
                               .recompute = o->recompute};
   return decoder(module, &shape);
 }
 
 ek_status ck_chained_llama_create(ek_module **module, const ek_llama_options *o) {
   const ek_rotary rotary = EK_ROTARY_INIT;
-  struct shape shape = {.vocabulary = o->vocabulary,
-                        .width = o->width,
-                        .hidden = o->hidden,
-                        .logits_columns = o->logits_columns,
-                        .layers = o->layers,
-                        .heads = o->heads,
-                        .epsilon = o->epsilon,
-                        .dropout = o->dropout,
-                        .attention = EK_ATTENTION_OPTIONS_INIT,
-                        .rms = true,
-                        .gate = true,
-                        .tied = o->tied,
-                        .recompute = o->recompute};
+  struct shape shape = {.vocabulary = o->vocabulary, .width = o->width, .hidden = o->hidden,
+                        .logits_columns = o->logits_columns, .layers = o->layers, .heads = o->heads,
+                        .epsilon = o->epsilon, .dropout = o->dropout,
+                        .attention = EK_ATTENTION_OPTIONS_INIT, .rms = true, .gate = true,
+                        .tied = o->tied, .recompute = o->recompute};
   ck_assign(shape.attention, .kv_heads = o->kv_heads, .bias = o->qkv_bias,
             .no_projection_bias = true, .rotary = o->rotary != NULL ? o->rotary : &rotary);
   return decoder(module, &shape);

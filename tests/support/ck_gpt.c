@@ -1,160 +1,145 @@
 /*
- * ck_gpt.c - a reference for gpt.h: see ck_gpt.h. One sample at a time; x is [tokens, width].
+ * ck_gpt.c - the formulas of gpt.h and llama.h in plain loops, one sample at a time: see ck_gpt.h.
  */
 #include "ck_gpt.h"
 
 struct reference {
+  const struct ck_decoder *is;
   const ek_replica *replica;
-  const ek_gpt_options *options;
-  int64_t tokens, width;
-  double *x, *branch, *wide; /* the residual stream, a branch of it, room for 4 x width */
+  int64_t tokens;
+  double *x; /* the residual stream, [tokens, width] */
 };
 
-static double *room(int64_t count) {
-  double *array = calloc((size_t)count, sizeof *array);
-  ck_assert_ptr_nonnull(array);
-  return array;
+static double *zeros(int64_t count) { return ck_array((size_t)count, sizeof(double)); }
+
+static bool is_llama(const struct reference *r) { return r->is->theta != 0; }
+
+/* Elements of a head, and of a token's q, k and v. */
+static int64_t head_of(const struct reference *r) { return r->is->width / r->is->heads; }
+static int64_t qkv_of(const struct reference *r) {
+  return (r->is->heads + 2 * r->is->kv_heads) * head_of(r);
 }
 
-/* A parameter's values; the caller frees them. */
-static double *parameter(const struct reference *r, const char *prefix, const char *name) {
-  char full[96];
-  snprintf(full, sizeof full, "%s%s", prefix, name);
-  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, r->replica, full));
-  double *values = room(ek_tensor_count(&info.value));
+/* A parameter's values, which are kept; NULL: there is none. */
+static const double *parameter(const struct reference *r, const char *prefix, const char *module,
+                               const char *name) {
+  ek_parameter_info info;
+  const char *full = ck_text("%s%s.%s", prefix, module, name);
+  if (ek_replica_find(&info, r->replica, full) != EK_OK) return NULL;
+  double *values = zeros(ek_tensor_count(&info.value));
   ck_get(values, &info.value);
   return values;
 }
 
-static void layer_norm(const struct reference *r, double *y, const char *prefix, const char *name) {
-  char weight_name[32], bias_name[32];
-  snprintf(weight_name, sizeof weight_name, "%s.weight", name);
-  snprintf(bias_name, sizeof bias_name, "%s.bias", name);
-  double *weight = parameter(r, prefix, weight_name), *bias = parameter(r, prefix, bias_name);
+/* Of the stream: a layer norm, or RMSNorm, which subtracts nothing. */
+static const double *normal(const struct reference *r, const char *prefix, const char *module) {
+  const double *weight = parameter(r, prefix, module, "weight");
+  const double *bias = parameter(r, prefix, module, "bias");
+  const int64_t width = r->is->width;
+  double *y = zeros(r->tokens * width);
   for (int64_t t = 0; t < r->tokens; t++) {
-    const double *x = r->x + t * r->width;
+    const double *x = r->x + t * width;
     double mean = 0, variance = 0;
-    for (int64_t c = 0; c < r->width; c++) mean += x[c] / (double)r->width;
-    for (int64_t c = 0; c < r->width; c++) variance += (x[c] - mean) * (x[c] - mean);
-    const double deviation = sqrt(variance / (double)r->width + 1e-5);
-    for (int64_t c = 0; c < r->width; c++) {
-      y[t * r->width + c] = (x[c] - mean) / deviation * weight[c] + bias[c];
+    for (int64_t c = 0; c < width && !is_llama(r); c++) mean += x[c] / (double)width;
+    for (int64_t c = 0; c < width; c++) variance += (x[c] - mean) * (x[c] - mean) / (double)width;
+    for (int64_t c = 0; c < width; c++) {
+      y[t * width + c] = (x[c] - mean) / sqrt(variance + 1e-5) * weight[c];
+      if (!is_llama(r)) y[t * width + c] += bias[c];
     }
   }
-  free(weight);
-  free(bias);
+  return y;
 }
 
-static void linear(const struct reference *r, double *y, const double *x, const char *prefix,
-                   const char *name, int64_t in, int64_t out) {
-  char weight_name[48], bias_name[48];
-  snprintf(weight_name, sizeof weight_name, "%s.weight", name);
-  snprintf(bias_name, sizeof bias_name, "%s.bias", name);
-  double *weight = parameter(r, prefix, weight_name), *bias = parameter(r, prefix, bias_name);
-  for (int64_t t = 0; t < r->tokens; t++) {
-    for (int64_t o = 0; o < out; o++) {
-      double sum = bias[o];
-      for (int64_t i = 0; i < in; i++) sum += weight[o * in + i] * x[t * in + i];
-      y[t * out + o] = sum;
-    }
+/* x W^T, and a bias if there is one. */
+static double *product(const struct reference *r, const double *x, const char *prefix,
+                       const char *module, int64_t in, int64_t out) {
+  const double *weight = parameter(r, prefix, module, "weight");
+  const double *bias = parameter(r, prefix, module, "bias");
+  double *y = zeros(r->tokens * out);
+  for (int64_t i = 0; i < r->tokens * out; i++) {
+    y[i] = bias == NULL ? 0 : bias[i % out];
+    for (int64_t k = 0; k < in; k++) y[i] += weight[i % out * in + k] * x[i / out * in + k];
   }
-  free(weight);
-  free(bias);
+  return y;
 }
 
-/* One query of one head: y = sum over earlier tokens of softmax(q k / sqrt(width of a head)) v. */
-static void attend(const struct reference *r, double *y, const double *qkv, int64_t t,
-                   int64_t head) {
-  const int64_t size = r->width / r->options->heads, at = head * size, step = 3 * r->width;
-  double *weight = room(t + 1), sum = 0;
-  for (int64_t s = 0; s <= t; s++) {
-    double score = 0;
-    for (int64_t c = 0; c < size; c++) {
-      score += qkv[t * step + at + c] * qkv[s * step + r->width + at + c];
-    }
-    weight[s] = exp(score / sqrt((double)size));
-    sum += weight[s];
+/* Of each q and k the complex number of a pair times e^(i angle). */
+static void turn(const struct reference *r, double *qkv) {
+  const int64_t size = head_of(r), pairs = (r->is->heads + r->is->kv_heads) * size / 2;
+  for (int64_t i = 0; i < r->tokens * pairs; i++) {
+    const int64_t t = i / pairs, k = i % (size / 2);
+    const double angle = (double)t * pow(r->is->theta, -2.0 * (double)k / (double)size);
+    double *head = qkv + t * qkv_of(r) + i % pairs / (size / 2) * size;
+    const double a = head[k], b = head[k + size / 2];
+    head[k] = a * cos(angle) - b * sin(angle);
+    head[k + size / 2] = b * cos(angle) + a * sin(angle);
   }
-  for (int64_t c = 0; c < size; c++) {
-    y[at + c] = 0;
+}
+
+/* Each head of each token: the sum over earlier tokens of softmax(q k / sqrt(size)) v. */
+static const double *attend(const struct reference *r, const double *qkv) {
+  const int64_t size = head_of(r), step = qkv_of(r), heads = r->is->heads, kv = r->is->kv_heads;
+  double *y = zeros(r->tokens * r->is->width), *weight = zeros(r->tokens);
+  for (int64_t i = 0; i < r->tokens * heads; i++) {
+    const int64_t t = i / heads, h = i % heads;
+    const double *q = qkv + t * step + h * size, *k = qkv + (heads + h / (heads / kv)) * size;
+    double sum = 0;
     for (int64_t s = 0; s <= t; s++) {
-      y[at + c] += weight[s] / sum * qkv[s * step + 2 * r->width + at + c];
+      double score = 0;
+      for (int64_t c = 0; c < size; c++) score += q[c] * k[s * step + c];
+      sum += weight[s] = exp(score / sqrt((double)size));
+    }
+    for (int64_t c = 0; c < size; c++) {
+      for (int64_t s = 0; s <= t; s++) {
+        y[i * size + c] += weight[s] / sum * k[kv * size + s * step + c];
+      }
     }
   }
-  free(weight);
+  return y;
 }
 
-static void add_to_stream(struct reference *r) {
-  for (int64_t i = 0; i < r->tokens * r->width; i++) r->x[i] += r->branch[i];
+static void add_to_stream(struct reference *r, const double *branch) {
+  for (int64_t i = 0; i < r->tokens * r->is->width; i++) r->x[i] += branch[i];
+}
+
+static double gelu(double x) {
+  return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
 
 static void block(struct reference *r, const char *prefix) {
-  double *normal = room(r->tokens * r->width);
-  layer_norm(r, normal, prefix, "ln_1");
-  linear(r, r->wide, normal, prefix, "attention.qkv", r->width, 3 * r->width);
-  for (int64_t t = 0; t < r->tokens; t++) {
-    for (int64_t head = 0; head < r->options->heads; head++) {
-      attend(r, normal + t * r->width, r->wide, t, head);
-    }
-  }
-  linear(r, r->branch, normal, prefix, "attention.projection", r->width, r->width);
-  add_to_stream(r);
+  const bool llama = is_llama(r);
+  const int64_t width = r->is->width, hidden = r->is->hidden;
+  const double *x = normal(r, prefix, llama ? "attention_norm" : "ln_1");
+  double *qkv = product(r, x, prefix, "attention.qkv", width, qkv_of(r));
+  if (llama) turn(r, qkv);
+  add_to_stream(r, product(r, attend(r, qkv), prefix, "attention.projection", width, width));
 
-  layer_norm(r, normal, prefix, "ln_2");
-  linear(r, r->wide, normal, prefix, "expand", r->width, 4 * r->width);
-  for (int64_t i = 0; i < r->tokens * 4 * r->width; i++) {
-    const double x = r->wide[i];
-    r->wide[i] = x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+  x = normal(r, prefix, llama ? "feed_forward_norm" : "ln_2");
+  double *h = product(r, x, prefix, llama ? "feed_forward.gate" : "expand", width, hidden);
+  const double *up = llama ? product(r, x, prefix, "feed_forward.up", width, hidden) : NULL;
+  for (int64_t i = 0; i < r->tokens * hidden; i++) {
+    h[i] = llama ? h[i] / (1 + exp(-h[i])) * up[i] : gelu(h[i]);
   }
-  linear(r, r->branch, r->wide, prefix, "contract", 4 * r->width, r->width);
-  add_to_stream(r);
-  free(normal);
+  add_to_stream(r, product(r, h, prefix, llama ? "feed_forward.down" : "contract", hidden, width));
 }
 
-static void embed(struct reference *r, const double *index) {
-  double *table = parameter(r, "", "tokens.weight"), *places = parameter(r, "", "tokens.positions");
-  for (int64_t i = 0; i < r->tokens * r->width; i++) {
-    const int64_t token = (int64_t)index[i / r->width];
-    r->x[i] = table[token * r->width + i % r->width] + places[i];
-  }
-  free(table);
-  free(places);
-}
-
-static void head(struct reference *r, double *logits) {
-  const int64_t vocabulary = r->options->vocabulary;
-  double *weight = parameter(r, "", "head.weight");
-  layer_norm(r, r->branch, "", "norm");
-  for (int64_t t = 0; t < r->tokens; t++) {
-    for (int64_t o = 0; o < vocabulary; o++) {
-      double sum = 0;
-      for (int64_t c = 0; c < r->width; c++) {
-        sum += weight[o * r->width + c] * r->branch[t * r->width + c];
-      }
-      logits[t * vocabulary + o] = sum;
+double *ck_decoder_logits(const struct ck_decoder *is, const ek_replica *replica,
+                          const double *index, int64_t samples, int64_t tokens) {
+  const int64_t width = is->width, each = tokens * is->vocabulary;
+  struct reference r = {is, replica, tokens, zeros(tokens * width)};
+  const double *table = parameter(&r, "", "tokens", "weight");
+  const double *places = parameter(&r, "", "tokens", "positions");
+  double *logits = zeros(samples * each);
+  for (int64_t s = 0; s < samples; s++, index += tokens) {
+    for (int64_t i = 0; i < tokens * width; i++) {
+      r.x[i] = table[(int64_t)index[i / width] * width + i % width];
+      if (places != NULL) r.x[i] += places[i];
     }
+    for (int i = 0; i < is->layers; i++) block(&r, ck_text("blocks.%d.", i));
+    const double *last = product(&r, normal(&r, "", "norm"), "", "head", width, is->vocabulary);
+    memcpy(logits + s * each, last, (size_t)each * sizeof *last);
   }
-  free(weight);
-}
-
-void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_options *options,
-                    const double *index, int64_t samples, int64_t tokens) {
-  const int64_t width = options->width;
-  struct reference r = {
-      replica, options, tokens, width, room(tokens * width), room(tokens * width),
-      room(4 * tokens * width)};
-  for (int64_t s = 0; s < samples; s++) {
-    embed(&r, index + s * tokens);
-    for (int i = 0; i < options->layers; i++) {
-      char prefix[32];
-      snprintf(prefix, sizeof prefix, "blocks.%d.", i);
-      block(&r, prefix);
-    }
-    head(&r, logits + s * tokens * options->vocabulary);
-  }
-  free(r.x);
-  free(r.branch);
-  free(r.wide);
+  return logits;
 }
 
 ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width, int layers,

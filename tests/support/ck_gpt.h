@@ -1,18 +1,23 @@
 /*
- * ck_gpt.h - the forward of gpt.h once more, in plain loops over doubles, straight from its
- * formulas; and options and tokens for one.
+ * ck_gpt.h - the forward of gpt.h and llama.h once more, in plain loops over doubles, straight from
+ * their formulas; and options and tokens for a GPT.
  */
 #ifndef CK_GPT_H
 #define CK_GPT_H
 
 #include "ek_check.h"
 
-/*
- * logits [samples, tokens, vocabulary] of an f64 replica of a gpt without dropout; `index` holds
- * whole numbers.
- */
-void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_options *options,
-                    const double *index, int64_t samples, int64_t tokens);
+/* A decoder of GPT-2's shape, or of Llama's, which has rotary positions. */
+struct ck_decoder {
+  int64_t vocabulary, width, hidden;
+  int layers, heads, kv_heads;
+  double theta; /* of Llama's positions; 0: GPT-2's shape */
+};
+
+/* logits [samples, tokens, vocabulary] of an f64 replica without dropout, which are kept; `index`
+ * holds whole numbers. */
+double *ck_decoder_logits(const struct ck_decoder *is, const ek_replica *replica,
+                          const double *index, int64_t samples, int64_t tokens);
 
 /* The options with these sizes, in the order of the struct, and all else as it is by default. */
 ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width, int layers,

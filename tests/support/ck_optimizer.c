@@ -18,10 +18,8 @@ struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const
 
 void ck_range_step(struct ck_range *range, const double *gradient, const ek_update_scale *scale) {
   const ek_optimizer *o = range->optimizer;
-  ek_update update = {.parameters = range->parameters,
-                      .gradients = range->gradients,
-                      .states = range->states,
-                      .step = ++range->step,
+  ek_update update = {.parameters = range->parameters, .gradients = range->gradients,
+                      .states = range->states, .step = ++range->step,
                       .learning_rate = ek_optimizer_learning_rate(o)};
   if (scale != NULL) update.scale = *scale;
   ck_set(range->gradients, gradient);
@@ -36,8 +34,7 @@ void ck_range_step_divided(struct ck_range *range, const double *gradient, doubl
   ck_set(range->totals, totals);
   ck_set(range->gradients, larger);
   ck_ok(ek_op_square_norm(range->rig->stream, range->square_norm, range->gradients, 0.0));
-  const ek_update_scale scale = {.totals = range->totals,
-                                 .square_norm = range->square_norm,
+  const ek_update_scale scale = {.totals = range->totals, .square_norm = range->square_norm,
                                  .clip_norm = ek_optimizer_clip_norm(range->optimizer)};
   ck_range_step(range, larger, &scale);
   free(larger);

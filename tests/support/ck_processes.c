@@ -70,10 +70,7 @@ ek_status ck_process_world(ek_world **world, const struct ck_process *process, d
 static ek_world *shared_world;
 
 struct ck_process ck_process_alone(const char *part, size_t devices) {
-  return (struct ck_process){.part = part,
-                             .count = 1,
-                             .devices = {devices},
-                             .world = devices,
+  return (struct ck_process){.part = part, .count = 1, .devices = {devices}, .world = devices,
                              .sockets = {-1, -1, -1, -1}};
 }
 

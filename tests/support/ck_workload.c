@@ -58,22 +58,14 @@ const struct ck_workload ck_workloads[CK_WORKLOADS] = {
      MLP_CLASSES, true},
     {"gpt", gpt_module, cross_entropy, CK_SAMPLE(CK_TOKENS(GPT_LENGTH), CK_LABELS(GPT_LENGTH)),
      GPT_VOCABULARY, true},
-    {.name = "mixer",
-     .module = ck_mixer_twice_create,
-     .criterion = three_errors,
-     .sample = {.inputs = 2,
-                .targets = 3,
-                .input = {CK_ROW(CK_MIXER_WIDTH), CK_LABELS(1)},
+    {.name = "mixer", .module = ck_mixer_twice_create, .criterion = three_errors,
+     .sample = {.inputs = 2, .targets = 3, .input = {CK_ROW(CK_MIXER_WIDTH), CK_LABELS(1)},
                 .target = {CK_ROW(CK_MIXER_WIDTH), CK_ROW(CK_MIXER_WIDTH), CK_ROW(CK_MIXER_WIDTH)}},
      .classes = CK_MIXER_KINDS},
-    {.name = "blend",
-     .module = ck_blend_create,
-     .criterion = two_errors,
-     .sample = {.inputs = 2,
-                .targets = 2,
+    {.name = "blend", .module = ck_blend_create, .criterion = two_errors,
+     .sample = {.inputs = 2, .targets = 2,
                 .input = {{.rank = 1, .shape = {CK_BLEND_WIDTH}}, CK_ROW(CK_BLEND_WIDTH)},
-                .target = {CK_ROW(CK_BLEND_WIDTH), CK_ROW(CK_BLEND_WIDTH)},
-                .broadcast = 1}}};
+                .target = {CK_ROW(CK_BLEND_WIDTH), CK_ROW(CK_BLEND_WIDTH)}, .broadcast = 1}}};
 
 const struct ck_workload *ck_workload(const char *name) {
   for (size_t i = 0; i < CK_WORKLOADS; i++) {

@@ -61,12 +61,9 @@ static void tied_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops tied_ops = {.size = sizeof(ek_module_ops),
-                                       .kind = "frozen",
-                                       .parameters = tied_parameters,
-                                       .forward = tied_forward,
-                                       .backward = tied_backward,
-                                       .free = tied_free,
+static const ek_module_ops tied_ops = {.size = sizeof(ek_module_ops), .kind = "frozen",
+                                       .parameters = tied_parameters, .forward = tied_forward,
+                                       .backward = tied_backward, .free = tied_free,
                                        .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
                                                 EK_TYPES_F16};
 
