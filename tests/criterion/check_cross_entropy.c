@@ -332,8 +332,11 @@ static double *soft_targets(struct ck_rig *rig, int64_t rows, int64_t classes, b
   return t;
 }
 
-/* The formula of losses.h; bounds as those of ck_entropy.c, whose rows have weights of W at
- * most. */
+/* The formula of losses.h. Of K classes the sum of exponentials, each good to 8 u or so, is good to
+ * (K + 8) u, so that its logarithm has an absolute error of (K + 8) u; a loss of at most T + log K,
+ * with T the distance between a row's logits, rounds a few times. With weights of W at most, four
+ * times u (K + 16) (1 + T + log K) W covers all of it, of the loss and, relatively, of a
+ * probability. */
 static struct ck_entropy soft_entropy(struct ck_rig *rig, const double *x, const double *t,
                                       int64_t rows, int64_t classes,
                                       const ek_cross_entropy_options *o) {

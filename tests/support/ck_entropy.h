@@ -1,6 +1,5 @@
 /*
- * ck_entropy.h - cross-entropy by the formula of losses.h, in long double, and how far an
- * implementation in the rig's type may be from it.
+ * ck_entropy.h - the cross-entropy of ck_op_loss.h for the options of a criterion.
  */
 #ifndef CK_ENTROPY_H
 #define CK_ENTROPY_H
@@ -10,7 +9,7 @@
 struct ck_entropy {
   double *losses, *gradient; /* the gradient of s */
   double s, d;
-  double *loss_bound, *gradient_bound; /* what rounding may do: see below */
+  double *loss_bound, *gradient_bound;
   double s_bound;
 };
 

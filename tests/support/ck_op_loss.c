@@ -84,16 +84,11 @@ CK_UNWATCHED void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f)
 
 struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes) {
   const int64_t n = rows * classes;
-  struct ck_loss f = {.rows = rows,
-                      .classes = classes,
-                      .scale = 1,
+  struct ck_loss f = {.rows = rows, .classes = classes, .scale = 1,
                       .logits = ck_values(rig, n, -4, 4),
-                      .targets = ck_integers(rig, rows, 0, classes - 1),
-                      .l = ck_zeros(rig, rows),
-                      .l_bound = ck_zeros(rig, rows),
-                      .normalizer = ck_zeros(rig, 2 * rows),
-                      .normalizer_bound = ck_zeros(rig, 2 * rows),
-                      .gradient = ck_zeros(rig, n),
+                      .targets = ck_integers(rig, rows, 0, classes - 1), .l = ck_zeros(rig, rows),
+                      .l_bound = ck_zeros(rig, rows), .normalizer = ck_zeros(rig, 2 * rows),
+                      .normalizer_bound = ck_zeros(rig, 2 * rows), .gradient = ck_zeros(rig, n),
                       .gradient_bound = ck_zeros(rig, n)};
   return f;
 }
