@@ -4,6 +4,7 @@
 #include "ck_processes.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -308,65 +309,57 @@ static void close_others(const struct ck_process *process, int file) {
   }
 }
 
-static void set_place(struct ck_process *process) {
+/* Runs the part and writes its outcome; the exit code. */
+static int run_part(struct ck_process *process, const struct ck_part *parts, int file) {
+  struct ck_outcome *outcome = calloc(1, sizeof *outcome);
   for (size_t i = 0; i < process->count; i++) {
     if (i < process->number) process->first_rank += process->devices[i];
     process->world += process->devices[i];
   }
+  while (parts->name != NULL && strcmp(parts->name, process->part) != 0) parts++;
+  if (outcome == NULL || parts->run == NULL || file < 0) return 2;
+  const double begin = ck_now();
+  parts->run(outcome, process);
+  ek_world_free(shared_world);
+  ek_world_free(process->mpi);
+  outcome->seconds = ck_now() - begin;
+  const bool wrote = write_all(file, outcome, sizeof *outcome);
+  free(outcome);
+  return close(file) == 0 && wrote ? 0 : 3;
 }
 
 /* A process that mpirun has started. */
 static int run_mpi_part(char **argv, const struct ck_part *parts) {
   struct ck_process process = {.part = argv[2], .count = strtoul(argv[4], NULL, 10)};
-  struct ck_outcome *outcome = calloc(1, sizeof *outcome);
   char path[PATH_SIZE];
   CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .source = "mpi");
-  if (outcome == NULL || ek_world_open(&process.mpi, &options) != EK_OK) {
+  if (ek_world_open(&process.mpi, &options) != EK_OK) {
     (void)fprintf(stderr, "%s\n", ek_error_message());
     return 2;
   }
   process.number = ek_world_process(process.mpi);
   if (ek_world_processes(process.mpi) != process.count) return 2;
   for (size_t i = 0; i < process.count; i++) process.devices[i] = strtoul(argv[6 + i], NULL, 10);
-  set_place(&process);
-  while (parts->name != NULL && strcmp(parts->name, process.part) != 0) parts++;
-  if (parts->run == NULL) return 2;
-  parts->run(outcome, &process);
-  ek_world_free(shared_world);
-  ek_world_free(process.mpi);
   outcome_path(path, argv[5], process.number);
-  FILE *file = fopen(path, "wb");
-  const bool wrote = file != NULL && fwrite(outcome, sizeof *outcome, 1, file) == 1;
-  free(outcome);
-  return file != NULL && fclose(file) == 0 && wrote ? 0 : 3;
+  return run_part(&process, parts, open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
 }
 
-static int run_part(char **argv, const struct ck_part *parts) {
+static int run_spawned(char **argv, const struct ck_part *parts) {
   struct ck_process process = {
       .part = argv[2], .number = strtoul(argv[3], NULL, 10), .count = strtoul(argv[4], NULL, 10)};
   const int file = atoi(argv[5]);
-  struct ck_outcome *outcome = calloc(1, sizeof *outcome);
   for (size_t i = 0; i < process.count; i++) {
     process.devices[i] = strtoul(argv[6 + 2 * i], NULL, 10);
     process.sockets[i] = atoi(argv[7 + 2 * i]);
   }
-  set_place(&process);
   close_others(&process, file);
-  while (parts->name != NULL && strcmp(parts->name, argv[2]) != 0) parts++;
-  if (outcome == NULL || parts->run == NULL) return 2;
-  const double begin = ck_now();
-  parts->run(outcome, &process);
-  ek_world_free(shared_world);
-  outcome->seconds = ck_now() - begin;
-  const bool wrote = write_all(file, outcome, sizeof *outcome);
-  free(outcome);
-  return wrote ? 0 : 3;
+  return run_part(&process, parts, file);
 }
 
 int ck_parts_main(int argc, char **argv, const struct ck_part *parts, const char *name,
                   void (*set_up)(void), void (*tear_down)(void)) {
   if (argc > 6 && strcmp(argv[1], "--part") == 0) {
-    return strcmp(argv[3], "mpi") == 0 ? run_mpi_part(argv, parts) : run_part(argv, parts);
+    return strcmp(argv[3], "mpi") == 0 ? run_mpi_part(argv, parts) : run_spawned(argv, parts);
   }
   return ck_run(ck_suite(name, set_up, tear_down));
 }

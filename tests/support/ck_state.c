@@ -3,20 +3,15 @@
  */
 #include "ck_state.h"
 
-/* ck_ok() for inner loops: Check writes to a file for every assertion, true ones too. */
-static void must(ek_status status) {
-  if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());
-}
-
 struct ck_state ck_state_take(const ek_data_parallel_model *model) {
   struct ck_state state = {.count = ek_state_count(model)};
   state.info = ck_array(state.count, sizeof *state.info);
   state.host = ck_array(state.count, sizeof *state.host);
   for (size_t i = 0; i < state.count; i++) {
-    must(ek_state_entry(&state.info[i], model, i));
+    ck_ok(ek_state_entry(&state.info[i], model, i));
     state.host[i] = state.info[i].like;
     state.host[i].data = ck_array(ek_tensor_bytes(&state.host[i]), 1);
-    must(ek_state_read(&state.host[i], model, state.info[i].name));
+    ck_ok(ek_state_read(&state.host[i], model, state.info[i].name));
   }
   return state;
 }
@@ -29,21 +24,20 @@ ek_status ck_state_put(ek_data_parallel_model *model, const struct ck_state *sta
 }
 
 static void same_entries(const char *what, const struct ck_state *a, const struct ck_state *b) {
-  if (a->count != b->count) ck_abort_msg("%s: %zu entries and %zu", what, a->count, b->count);
+  ck_assert_msg(a->count == b->count, "%s: %zu entries and %zu", what, a->count, b->count);
   for (size_t i = 0; i < a->count; i++) {
-    if (strcmp(a->info[i].name, b->info[i].name) != 0 || a->info[i].kind != b->info[i].kind ||
-        !ek_tensor_same_shape(&a->host[i], &b->host[i])) {
-      ck_abort_msg("%s: entry %s is not entry %s", what, a->info[i].name, b->info[i].name);
-    }
+    ck_assert_msg(strcmp(a->info[i].name, b->info[i].name) == 0 &&
+                      a->info[i].kind == b->info[i].kind &&
+                      ek_tensor_same_shape(&a->host[i], &b->host[i]),
+                  "%s: entry %s is not entry %s", what, a->info[i].name, b->info[i].name);
   }
 }
 
 void ck_state_same(const char *what, const struct ck_state *a, const struct ck_state *b) {
   same_entries(what, a, b);
   for (size_t i = 0; i < a->count; i++) {
-    if (memcmp(a->host[i].data, b->host[i].data, ek_tensor_bytes(&a->host[i])) != 0) {
-      ck_abort_msg("%s: %s differs", what, a->info[i].name);
-    }
+    ck_assert_msg(memcmp(a->host[i].data, b->host[i].data, ek_tensor_bytes(&a->host[i])) == 0,
+                  "%s: %s differs", what, a->info[i].name);
   }
 }
 
@@ -78,13 +72,10 @@ void ck_state_close(const char *what, const struct ck_state *got, const struct c
   for (size_t i = 0; i < got->count; i++) {
     double *a = doubles(&got->host[i]), *b = doubles(&want->host[i]);
     const double error = ck_rel_l2(a, b, ek_tensor_count(&got->host[i]));
-    const bool number = got->host[i].type == EK_I64;
-    const double most = number                                         ? 0
-                        : got->info[i].kind == EK_STATE_KIND_OPTIMIZER ? 10 * allowed
-                                                                       : allowed;
-    if (!(error <= most)) {
-      ck_abort_msg("%s: %s is off by %.3g, allowed are %.3g", what, got->info[i].name, error, most);
-    }
+    double most = got->info[i].kind == EK_STATE_KIND_OPTIMIZER ? 10 * allowed : allowed;
+    if (got->host[i].type == EK_I64) most = 0;
+    ck_assert_msg(error <= most, "%s: %s is off by %.3g, allowed are %.3g", what, got->info[i].name,
+                  error, most);
     ck_drop(a);
     ck_drop(b);
   }

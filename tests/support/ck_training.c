@@ -305,14 +305,9 @@ void ck_measure(ek_memory_usage *usages, const struct ck_setup *setup, const cha
 
 /* ---- numbers ---- */
 
-/* ck_ok() for inner loops: Check writes to a file for every assertion, true ones too. */
-static void must(ek_status status) {
-  if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());
-}
-
 ek_tensor ck_like(const struct ck_training *training, const char *name) {
   ek_state_info info;
-  must(ek_state_find(&info, training->model, name));
+  ck_ok(ek_state_find(&info, training->model, name));
   return info.like;
 }
 
@@ -342,7 +337,7 @@ static void read_parameter(double *values, const struct ck_training *training,
   float *single = calloc((size_t)count, sizeof *single);
   ck_assert_ptr_nonnull(single);
   host.data = host.type == EK_F32 ? (void *)single : (void *)values;
-  must(read_one(training, numbers, name, &host));
+  ck_ok(read_one(training, numbers, name, &host));
   for (int64_t i = 0; host.type == EK_F32 && i < count; i++) values[i] = (double)single[i];
   free(single);
 }
@@ -385,9 +380,8 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
   const size_t known = ck_training_errors(errors, training, got, want);
   for (size_t i = 0; i < known; i++) {
     const double allowed = tolerances == NULL ? tolerance : tolerances[i];
-    if (errors[i] <= allowed) continue; /* NaN is not */
-    ck_abort_msg("%s: parameter %zu of %s is off by %.3g, allowed are %.3g", what, i,
-                 training->setup.workload->name, errors[i], allowed);
+    ck_assert_msg(errors[i] <= allowed, "%s: parameter %zu of %s is off by %.3g, allowed are %.3g",
+                  what, i, training->setup.workload->name, errors[i], allowed);
   }
 }
 
@@ -449,7 +443,7 @@ static void same_as_state(const double *copies, const struct ck_training *traini
     for (int64_t j = 0; j < count; j++) {
       const double want =
           ck_round_to(ek_precision_type(training->setup.options.precision), (double)master[j]);
-      if (copies[info.offset + j] != want) ck_assert_double_eq(copies[info.offset + j], want);
+      ck_assert_msg(copies[info.offset + j] == want, "%s[%" PRId64 "]", info.name, j);
     }
   }
 }

@@ -18,7 +18,7 @@ static void keep_pages(void) {
 }
 
 int ck_run(Suite *suite) {
-  if (getenv("EVENKEEL_TEST_LIST") != NULL) return EXIT_SUCCESS; /* ck_add_cases() has written it */
+  if (getenv("EVENKEEL_TEST_LIST") != NULL) return EXIT_SUCCESS; /* add_cases() has written it */
   keep_pages();
   printf("EVENKEEL_TEST_SEED=%" PRIu64 "\n", ck_seed());
   fflush(stdout);
@@ -62,9 +62,10 @@ uint64_t ck_every(uint64_t usual) {
   return every == 0 ? 1 : every;
 }
 
-/* Cases are numbered through the program. Each round of shares begins one further than the last, so
- * that a share does not meet the same two of six modes in every loop. */
-void ck_add_cases(TCase *tcase, const TTest *test, int first, int end) {
+/* The cases of a test that are in the share of EVENKEEL_TEST_SHARE. They are numbered through the
+ * program. Each round of shares begins one further than the last, so that a share does not meet the
+ * same two of six modes in every loop. */
+static void add_cases(TCase *tcase, const TTest *test, int first, int end) {
   static int number;
   if (getenv("EVENKEEL_TEST_LIST") != NULL) printf("%s %d\n", test->name, end - first);
   for (int i = first; i < end; i++) {
@@ -72,13 +73,6 @@ void ck_add_cases(TCase *tcase, const TTest *test, int first, int end) {
       _tcase_add_test(tcase, test, 0, 0, i, i + 1);
     }
   }
-}
-
-TCase *ck_case(Suite *suite, const char *name) {
-  TCase *tcase = tcase_create(name);
-  tcase_add_checked_fixture(tcase, ck_keep_nothing, ck_release_all);
-  suite_add_tcase(suite, tcase);
-  return tcase;
 }
 
 /* Constructors may run in any order. */
@@ -94,9 +88,11 @@ void ck_register(struct ck_registered *test) {
 Suite *ck_suite(const char *name, void (*set_up)(void), void (*tear_down)(void)) {
   Suite *suite = suite_create(name);
   for (struct ck_registered *test = registered; test != NULL; test = test->next) {
-    TCase *tcase = ck_case(suite, test->test->name);
+    TCase *tcase = tcase_create(test->test->name);
+    tcase_add_checked_fixture(tcase, ck_keep_nothing, ck_release_all);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
-    ck_add_cases(tcase, test->test, test->first(), test->end());
+    suite_add_tcase(suite, tcase);
+    add_cases(tcase, test->test, test->first(), test->end());
   }
   return suite;
 }
@@ -157,11 +153,6 @@ const char *test_devices(const char *spec) {
   return capped;
 }
 
-double ck_time_limit(void) {
-  const char *text = getenv("EVENKEEL_TEST_TIME_LIMIT");
-  return text == NULL ? 0 : strtod(text, NULL);
-}
-
 static bool deterministic;
 
 static void set_random(void *ignored) {
@@ -178,8 +169,9 @@ void ck_deterministic(bool on) {
 void ck_deterministic_on_gpu(void) { ck_deterministic(ck_on_gpu()); }
 
 ek_group *ck_open_exactly(const char *spec, int threads) {
+  const char *limit = getenv("EVENKEEL_TEST_TIME_LIMIT");
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = threads,
-          .time_limit = ck_time_limit(), .deterministic = deterministic);
+          .time_limit = limit == NULL ? 0 : strtod(limit, NULL), .deterministic = deterministic);
   CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   ck_assert_ptr_nonnull(group);
   return ck_keep(group);
@@ -226,8 +218,7 @@ uint64_t ck_bytes_held(const ek_group *group) {
 
 /* Numbers of 16 bits by their definition, in plain arithmetic, apart from the library's. */
 struct format {
-  int digits, least,
-      most; /* of the significand; exponents of normal numbers, of 2^e <= x < 2^(e+1) */
+  int digits, least, most; /* of the significand; exponents of numbers 2^e <= x < 2^(e+1) */
 };
 
 CK_UNWATCHED static struct format format_of(ek_type type) {
@@ -401,9 +392,8 @@ CK_UNWATCHED void ck_within(const char *what, const double *got, const double *w
     const bool fits = isnan(want[i])   ? isnan(got[i])
                       : isinf(want[i]) ? got[i] == want[i]
                                        : fabs(got[i] - want[i]) <= allowed;
-    if (fits) continue; /* Check writes to a file for every assertion, true ones too */
-    ck_abort_msg("%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g", what, i, count,
-                 got[i], want[i], allowed);
+    ck_assert_msg(fits, "%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g", what, i,
+                  count, got[i], want[i], allowed);
   }
 }
 
@@ -427,16 +417,15 @@ CK_UNWATCHED void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor 
     const bool fits = isnan(want[i])   ? isnan(got[i])
                       : isinf(want[i]) ? got[i] == want[i]
                                        : low <= got[i] && got[i] <= high;
-    if (fits) continue;
-    ck_abort_msg("%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g in %s", what, i, count,
-                 got[i], want[i], allowed, ek_type_name(tensor->type));
+    ck_assert_msg(fits, "%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g in %s", what, i,
+                  count, got[i], want[i], allowed, ek_type_name(tensor->type));
   }
 }
 
 CK_UNWATCHED void ck_same_bits(const char *what, const double *a, const double *b, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
-    if (memcmp(&a[i], &b[i], sizeof a[i]) == 0) continue;
-    ck_abort_msg("%s[%" PRId64 "] of %" PRId64 ": %a and %a", what, i, count, a[i], b[i]);
+    ck_assert_msg(memcmp(&a[i], &b[i], sizeof a[i]) == 0,
+                  "%s[%" PRId64 "] of %" PRId64 ": %a and %a", what, i, count, a[i], b[i]);
   }
 }
 

@@ -72,9 +72,6 @@
   ((expr) ? (void)0                                                                                \
           : _ck_assert_failed(__FILE__, __LINE__, "Assertion '" #expr "' failed", __VA_ARGS__))
 
-#define CK_MAIN(make_suite)                                                                        \
-  int main(void) { return ck_run(make_suite()); }
-
 /*
  * A test is in the suite of its program by its name alone, and is a test case of that name:
  *
@@ -171,7 +168,8 @@ struct ck_registered {
   struct ck_registered *next;
 };
 void ck_register(struct ck_registered *test);
-/* The tests that are registered, in the order of their lines; the two functions may be NULL. */
+/* The tests that are registered, in the order of their lines; what each of them kept is freed after
+ * it (ck_keep.h). The two functions may be NULL. */
 Suite *ck_suite(const char *name, void (*set_up)(void), void (*tear_down)(void));
 
 /* Runs a suite in this process (no fork: threads and sanitizers) and returns the exit code. */
@@ -192,17 +190,6 @@ bool ck_in_parts(void);
 /* Of the calls that may fail one in several does; EVENKEEL_TEST_EVERY says another number, 1 for
  * each. */
 uint64_t ck_every(uint64_t usual);
-
-/* Adds the cases of a test that are in the share of EVENKEEL_TEST_SHARE: Check's own macros, by way
- * of this. */
-void ck_add_cases(TCase *tcase, const TTest *test, int first, int end);
-#undef tcase_add_test
-#undef tcase_add_loop_test
-#define tcase_add_test(tcase, test) ck_add_cases((tcase), (test), 0, 1)
-#define tcase_add_loop_test(tcase, test, first, end) ck_add_cases((tcase), (test), (first), (end))
-
-/* A new test case of the suite, after each test of which what it kept is freed (ck_keep.h). */
-TCase *ck_case(Suite *suite, const char *name);
 
 /* ---- statuses ---- */
 
@@ -319,8 +306,6 @@ void ck_deterministic_on_gpu(void);
 ek_group *ck_open_exactly(const char *spec, int threads);
 /* Device 0 of a group that is opened for it, with one thread. */
 ek_device *ck_device(const char *spec);
-/* The `time_limit` of the groups that these open. */
-double ck_time_limit(void);
 
 /* Whether the devices under test compute in bf16 and f16. */
 bool ck_has_halves(void);
