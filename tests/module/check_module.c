@@ -223,8 +223,8 @@ static const struct {
     INVALID("NULL", {.kind = WRAP, .null = true}),
     INVALID("weight is declared twice", MATRIX("weight"), WRAPS),
     WRONG(EK_ERR_NOT_FOUND,
-          "cannot freeze \"layer.weights\": no parameter or module of this name is declared before; "
-          "the nearest name is \"layer.weight\"",
+          "cannot freeze \"layer.weights\": no parameter or module of this name is declared "
+          "before; the nearest name is \"layer.weight\"",
           CHILD("layer"), FREEZE("layer.weights")),
     WRONG(EK_ERR_NOT_FOUND, "the nearest name is \"layer\"", CHILD("layer"), FREEZE("lay")),
     WRONG(EK_ERR_NOT_FOUND, "\"layer\": nothing is declared before it", FREEZE("layer"),

@@ -389,9 +389,9 @@ CK_BACKWARD(scaled) {
 
 /* Each type of 16 bits that the table declares, where the devices compute in it. */
 CK_TEST(types_of_16_bits) {
-  static const ek_module_ops ops = {CK_OPS("scaled", scaled_forward, scaled_backward, ck_plain_free),
-                                    .types =
-                                        EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
+  static const ek_module_ops ops = {
+      CK_OPS("scaled", scaled_forward, scaled_backward, ck_plain_free),
+      .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
   static const ek_type halves[] = {EK_BF16, EK_F16};
   ek_module *module = make_module(&ops, 1);
   ek_group *group = ck_open("cpu:2", 1);
