@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "fuzz_devices.h"
+#include "fuzz_training.h"
 
 struct reading {
   bool modelled; /* not a cuda string */

@@ -15,7 +15,6 @@
  * be.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,9 +83,8 @@ static ek_module *make_model(const struct scene *scene) {
 }
 
 static void open_scene(struct fuzz_training *training, const struct scene *scene) {
-  char spec[16];
-  snprintf(spec, sizeof spec, "%s:%zu", scene->on_plan ? "plan" : "cpu", scene->devices);
-  *training = (struct fuzz_training){.group = fuzz_group(spec, 1)};
+  *training = (struct fuzz_training){
+      .group = fuzz_devices(scene->on_plan ? "plan" : "cpu", scene->devices)};
   training->module = make_model(scene);
   FUZZ_OK(misbehaving_criterion(&training->criterion));
   FUZZ_OK(misbehaving_rule(&training->rule));

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "fuzz_devices.h"
+#include "fuzz_training.h"
 
 struct cut {
   int64_t rows;
@@ -224,10 +224,7 @@ static void scatter_like(const ek_shards *shards, const ek_tensor *whole, ek_gro
 static void try_parts(const struct cut *cut, struct fuzz_input *input) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16, EK_I32};
   static unsigned char bytes[MOST_ROWS * PER_SAMPLE * MOST_COLUMNS * 8];
-  char spec[32];
-  static const char *const backends[] = {"cpu", "plan"};
-  snprintf(spec, sizeof spec, "%s:%zu", backends[fuzz_one_in(input, 4)], cut->count);
-  ek_group *group = fuzz_group(spec, 1);
+  ek_group *group = fuzz_devices(fuzz_one_in(input, 4) ? "plan" : "cpu", cut->count);
   const ek_type type = types[fuzz_choice(input, 5)];
   int64_t shape[] = {cut->rows, fuzz_choice(input, MOST_COLUMNS + 1)};
   const int rank = 1 + fuzz_choice(input, 2);

@@ -14,13 +14,14 @@
  * A device that waits for ever is found by the time limit of libFuzzer or of replay.c.
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "sharded_models.h"
+#include "fuzz_training.h"
+#include "tied_module.h"
 
 enum { MOST_STEPS = 2, MOST_BATCHES = 3, MOST_DEVICES = 4 };
+enum { MOST_ROWS = 6, SEQUENCE = 2, VOCABULARY = 5, WIDTH = 4, MOST_LAYERS = 4, MOST_FROZEN = 8 };
 
 struct plan {
   struct fuzz_input model; /* where the bytes of the model begin */
@@ -59,7 +60,7 @@ static struct plan read_plan(struct fuzz_input *input) {
   plan.steps = 1 + (size_t)fuzz_choice(input, MOST_STEPS);
   plan.batch_count = 1 + (size_t)fuzz_choice(input, MOST_BATCHES);
   for (size_t i = 0; i < plan.steps * plan.batch_count; i++) {
-    plan.rows[i] = (1 + fuzz_choice(input, SHARDED_MOST_ROWS + 1)) % (SHARDED_MOST_ROWS + 1);
+    plan.rows[i] = (1 + fuzz_choice(input, MOST_ROWS + 1)) % (MOST_ROWS + 1);
   }
   plan.evaluates = fuzz_one_in(input, 3);
   plan.momentum = fuzz_choice(input, 2) / 2.0;
@@ -68,35 +69,179 @@ static struct plan read_plan(struct fuzz_input *input) {
   return plan;
 }
 
-/* ---- one run ---- */
-
 struct run {
   const struct plan *plan;
   struct fuzz_training training;
-  struct sharded_model about;
+  bool own_loss; /* targets are inputs, and there is no criterion */
 };
+
+/* ---- models ----
+ *
+ * A body begins with a table of tokens. Its loss has a head of its own or shares the table. What is
+ * frozen is a parameter of a wrapper, to which the body's is tied: no stock layer freezes anything.
+ */
+
+/* Takes over the child. */
+static ek_module *freeze(ek_module *child, unsigned mask) {
+  const struct tied_parameters all = {NULL, MOST_FROZEN, mask, false};
+  ek_module *module = NULL;
+  FUZZ_OK(tied_module_create(&module, child, &all, ek_group_device(fuzz_group("plan:1", 1), 0)));
+  return module;
+}
+
+static ek_recompute read_recompute(struct fuzz_input *input) {
+  static const ek_recompute policies[] = {{EK_RECOMPUTE_NONE, 0, 0},  {EK_RECOMPUTE_ALL, 0, 0},
+                                          {EK_RECOMPUTE_EVERY, 1, 0}, {EK_RECOMPUTE_EVERY, 2, 0},
+                                          {EK_RECOMPUTE_SQRT, 0, 0},  {EK_RECOMPUTE_CHEAP, 0, 0}};
+  return policies[fuzz_choice(input, 6)];
+}
+
+/* Gives up the inner module. */
+static ek_status wrap(ek_module **module, ek_module *inner,
+                      ek_status (*create)(ek_module **module, ek_module *inner)) {
+  const ek_status status = create(module, inner);
+  ek_module_free(inner);
+  return status;
+}
+
+static ek_status make_layer(ek_module **module, struct fuzz_input *input) {
+  static const int64_t sizes[] = {WIDTH, 2 * WIDTH, WIDTH};
+  ek_module *inner = NULL;
+  const int pick = fuzz_choice(input, 9);
+  switch (pick) {
+  case 1: return ek_activation_create(module, EK_ACTIVATION_GELU);
+  case 2: return ek_layer_norm_create(module, WIDTH, 1e-5);
+  case 3: return ek_mlp_create(module, sizes, 3, EK_ACTIVATION_GELU);
+  case 4: return ek_attention_create(module, WIDTH, 2);
+  case 5: return ek_dropout_create(module, 0.25);
+  case 6:
+    EK_TRY(ek_linear_create(&inner, WIDTH, WIDTH, true));
+    return wrap(module, inner, ek_residual_create);
+  case 7:
+    EK_TRY(ek_mlp_create(&inner, sizes, 3, EK_ACTIVATION_GELU));
+    return wrap(module, inner, ek_recompute_create);
+  default: return ek_linear_create(module, WIDTH, WIDTH, pick == 8);
+  }
+}
+
+/* Tokens [rows, sequence] to [rows, sequence, WIDTH], or to logits. *source is the table's name. */
+static ek_status make_body(ek_module **module, bool logits, const char **source,
+                           struct fuzz_input *input) {
+  ek_module *part[MOST_LAYERS + 2] = {NULL};
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  size_t count = 1;
+  const size_t layers = (size_t)fuzz_choice(input, MOST_LAYERS + 1);
+  options.recompute = read_recompute(input);
+  const bool positions = fuzz_one_in(input, 3);
+  ek_status status = ek_embedding_create(&part[0], VOCABULARY, WIDTH, positions ? SEQUENCE : 0);
+  while (status == EK_OK && count <= layers) status = make_layer(&part[count++], input);
+  if (status == EK_OK && logits) status = ek_linear_create(&part[count++], WIDTH, VOCABULARY, true);
+  if (status == EK_OK) status = ek_sequential_create_with(module, part, count, &options);
+  for (size_t i = 0; i < count; i++) ek_module_free(part[i]);
+  EK_TRY(status);
+  const unsigned mask = fuzz_byte(input);
+  *source = mask == 0 ? "0.weight" : "own0";
+  if (mask != 0) *module = freeze(*module, mask);
+  return EK_OK;
+}
+
+static ek_status make_fused(ek_module **module, struct fuzz_input *input) {
+  ek_linear_cross_entropy_options head = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_with_criterion_options options = EK_WITH_CRITERION_OPTIONS_INIT;
+  ek_module *body = NULL;
+  ek_criterion *criterion = NULL;
+  const char *source = NULL;
+  head.bias = fuzz_one_in(input, 2);
+  if (fuzz_one_in(input, 2)) head.logits_bytes = 100; /* several blocks */
+  const bool tied = fuzz_one_in(input, 2);
+  EK_TRY(make_body(&body, false, &source, input));
+  if (tied) options.tied = "weight", options.source = source;
+  ek_status status = ek_linear_cross_entropy_create(&criterion, WIDTH, VOCABULARY, &head);
+  if (status == EK_OK) status = ek_with_criterion_create_with(module, body, criterion, &options);
+  ek_criterion_free(criterion);
+  ek_module_free(body);
+  return status;
+}
+
+static ek_status make_gpt(ek_module **module, bool fused, struct fuzz_input *input) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = VOCABULARY;
+  options.sequence = SEQUENCE;
+  options.width = WIDTH;
+  options.heads = 2;
+  options.layers = fuzz_choice(input, 3);
+  options.untied = fuzz_one_in(input, 2);
+  options.dropout = fuzz_one_in(input, 4) ? 0.25 : 0;
+  options.recompute = read_recompute(input);
+  options.fused_loss = fused;
+  return ek_gpt_create(module, &options);
+}
+
+static ek_status make_module(ek_module **module, bool *own_loss, struct fuzz_input *input) {
+  const char *source = NULL;
+  const int kind = fuzz_choice(input, 5);
+  *own_loss = kind % 2 != 0 || kind == 4;
+  switch (kind) {
+  case 1: return make_fused(module, input);
+  case 2: return make_gpt(module, false, input);
+  case 3: return make_gpt(module, true, input);
+  default: return make_body(module, true, &source, input);
+  }
+}
+
+/* The same input makes the same model. There is no criterion for one with its own loss. */
+static ek_status make_parts(struct run *run, struct fuzz_input *input) {
+  struct fuzz_training *training = &run->training;
+  EK_TRY(make_module(&training->module, &run->own_loss, input));
+  if (ek_module_terms(training->module) > 0) return EK_OK;
+  EK_TRY(ek_cross_entropy_create(&training->criterion, NULL));
+  if (!run->own_loss) return EK_OK;
+  ek_module *body = training->module;
+  training->module = NULL;
+  const ek_status status = ek_with_criterion_create(&training->module, body, training->criterion);
+  ek_module_free(body);
+  ek_criterion_free(training->criterion);
+  training->criterion = NULL;
+  return status;
+}
+
+/* ---- one run ---- */
 
 static ek_status open_run(struct run *run, ek_mode mode) {
   struct fuzz_input input = run->plan->model;
   struct fuzz_setup setup = run->plan->setup;
   ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
   sgd.momentum = run->plan->momentum;
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status,
-              sharded_model(&run->training.module, &run->training.criterion, &run->about, &input),
-              cleanup);
-  EK_TRY_GOTO(status, ek_sgd_create(&run->training.rule, &sgd), cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_model_options_set_mode(&setup.model, mode), cleanup);
-  EK_TRY_GOTO(status, fuzz_training_open(&run->training, &setup), cleanup);
-cleanup:
-  return status;
+  EK_TRY(make_parts(run, &input));
+  EK_TRY(ek_sgd_create(&run->training.rule, &sgd));
+  EK_TRY(ek_data_parallel_model_options_set_mode(&setup.model, mode));
+  return fuzz_training_open(&run->training, &setup);
+}
+
+/* The memory of a batch: tokens, and targets. */
+struct memory {
+  int32_t tokens[MOST_ROWS * SEQUENCE], targets[MOST_ROWS * SEQUENCE];
+};
+
+/* Tokens and targets that follow from `number`; targets are inputs of a model with its own loss. */
+static struct fuzz_batch make_batch(const struct run *run, struct memory *memory, int64_t rows,
+                                    size_t number) {
+  const int64_t shape[] = {rows, SEQUENCE};
+  struct fuzz_batch batch = {.inputs = 1};
+  for (size_t i = 0; i < MOST_ROWS * SEQUENCE; i++) {
+    memory->tokens[i] = (int32_t)((7 * number + 3 * i) % VOCABULARY);
+    memory->targets[i] = (int32_t)((5 * number + 2 * i + 1) % VOCABULARY);
+  }
+  ek_tensor *target = run->own_loss ? &batch.input[batch.inputs++] : &batch.target[batch.targets++];
+  FUZZ_OK(ek_tensor_host(&batch.input[0], memory->tokens, EK_I32, 2, shape));
+  FUZZ_OK(ek_tensor_host(target, memory->targets, EK_I32, 2, shape));
+  return batch;
 }
 
 /* A forward without a backward. */
 static ek_status evaluate(struct run *run, int64_t rows) {
-  struct sharded_memory memory;
-  struct fuzz_batch batch;
-  sharded_batch(&batch, &memory, &run->about, rows, 11);
+  struct memory memory;
+  const struct fuzz_batch batch = make_batch(run, &memory, rows, 11);
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   options.gradient = options.training = false;
   ek_shards outputs[FUZZ_BATCH_TENSORS] = {{0}};
@@ -107,13 +252,13 @@ static ek_status evaluate(struct run *run, int64_t rows) {
 }
 
 static ek_status run_step(struct run *run, size_t step, double *loss) {
-  struct sharded_memory memory[MOST_BATCHES];
+  struct memory memory[MOST_BATCHES];
   struct fuzz_batch batch[MOST_BATCHES];
   ek_step_result result = {0};
   const size_t count = run->plan->batch_count;
   for (size_t i = 0; i < count; i++) {
     const size_t number = step * count + i;
-    sharded_batch(&batch[i], &memory[i], &run->about, run->plan->rows[number], number);
+    batch[i] = make_batch(run, &memory[i], run->plan->rows[number], number);
   }
   if (run->plan->evaluates) EK_TRY(evaluate(run, run->plan->rows[step * count]));
   EK_TRY(fuzz_training_step(&run->training, batch, count, &result));
@@ -122,13 +267,8 @@ static ek_status run_step(struct run *run, size_t step, double *loss) {
 }
 
 static struct outcome do_run(const struct plan *plan, const char *backend, ek_mode mode) {
-  char spec[16];
-  (void)snprintf(spec, sizeof spec, "%s:%zu", backend, plan->devices);
   struct outcome outcome = {0};
-  struct run run = {.plan = plan, .training = {.group = fuzz_group(spec, 1)}};
-  for (size_t i = 0; i < plan->devices; i++) {
-    FUZZ_OK(ek_memory_reset_peak(ek_group_device(run.training.group, i)));
-  }
+  struct run run = {.plan = plan, .training = {.group = fuzz_devices(backend, plan->devices)}};
   outcome.status = open_run(&run, mode);
   for (size_t s = 0; s < plan->steps && outcome.status == EK_OK; s++) {
     outcome.status = run_step(&run, s, &outcome.loss[s]);
@@ -138,9 +278,7 @@ static struct outcome do_run(const struct plan *plan, const char *backend, ek_mo
               "%s, mode %s: %s", ek_status_name(outcome.status), ek_mode_name(mode),
               ek_error_message());
   for (size_t i = 0; i < plan->devices; i++) {
-    ek_memory_usage usage;
-    FUZZ_OK(ek_memory_stats(&usage, ek_group_device(run.training.group, i)));
-    outcome.peak[i] = usage.peak_bytes;
+    outcome.peak[i] = fuzz_memory(run.training.group, i).peak_bytes;
   }
   if (run.training.optimizer != NULL && strcmp(backend, "plan") != 0) {
     outcome.state = fuzz_training_state(&run.training, &outcome.size);

@@ -1,10 +1,37 @@
 /*
- * fuzz_training.h - a module, a loss and an update rule over a group, and steps that may fail.
+ * fuzz_training.h - groups of devices, what must be true of them afterwards, and a training over
+ * one, whose steps may fail.
  */
 #ifndef FUZZ_TRAINING_H
 #define FUZZ_TRAINING_H
 
-#include "fuzz_devices.h"
+#include <evenkeel/evenkeel.h>
+
+#include "fuzz_input.h"
+
+/* A call that must not fail. */
+#define FUZZ_OK(call)                                                                              \
+  do {                                                                                             \
+    const ek_status fuzz_status_ = (call);                                                         \
+    FUZZ_EXPECT(fuzz_status_ == EK_OK, "%s: %s: %s", #call, ek_status_name(fuzz_status_),          \
+                ek_error_message());                                                               \
+  } while (0)
+
+/* The group that `spec` names with `threads` per device. Opened once and kept until the program
+ * ends, because threads take longer to start than most inputs to run: hold nothing on it when an
+ * input is done. */
+ek_group *fuzz_group(const char *spec, int threads);
+
+/* fuzz_group() of `count` devices of a backend, one thread each, whose peaks begin anew. */
+ek_group *fuzz_devices(const char *backend, size_t count);
+
+ek_memory_usage fuzz_memory(const ek_group *group, size_t device);
+
+/* Every byte that was taken on the group was given back. */
+void fuzz_expect_nothing_held(const ek_group *group);
+
+/* A failure has a status from the list and a message. */
+void fuzz_expect_explained(ek_status status);
 
 enum { FUZZ_BATCH_TENSORS = EK_MAX_TENSORS };
 

@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-#include "fuzz_devices.h"
+#include "fuzz_training.h"
 #include "world/environment.h"
 #include "world/mpi_loader.h"
 

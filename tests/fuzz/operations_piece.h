@@ -5,7 +5,7 @@
 #ifndef OPERATIONS_PIECE_H
 #define OPERATIONS_PIECE_H
 
-#include "fuzz_devices.h"
+#include "fuzz_training.h"
 
 enum { MOST_BYTES = 9 << 20 }; /* of a block; at most 69 x 69 x 228 of f64 */
 

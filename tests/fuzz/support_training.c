@@ -3,8 +3,72 @@
  */
 #include "fuzz_training.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- devices ---- */
+
+enum { MOST_GROUPS = 32 };
+
+static struct {
+  ek_group *group;
+  int threads;
+} kept[MOST_GROUPS];
+static size_t kept_count;
+
+static void close_groups(void) {
+  while (kept_count > 0) FUZZ_OK(ek_group_close(kept[--kept_count].group));
+}
+
+ek_group *fuzz_group(const char *spec, int threads) {
+  for (size_t i = 0; i < kept_count; i++) {
+    if (kept[i].threads == threads && strcmp(ek_group_spec(kept[i].group), spec) == 0) {
+      return kept[i].group;
+    }
+  }
+  if (kept_count == 0) atexit(close_groups);
+  FUZZ_EXPECT(kept_count < MOST_GROUPS, "too many groups are kept");
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = threads;
+  FUZZ_OK(ek_group_open(&kept[kept_count].group, spec, &options));
+  kept[kept_count].threads = threads;
+  return kept[kept_count++].group;
+}
+
+ek_group *fuzz_devices(const char *backend, size_t count) {
+  char spec[16];
+  snprintf(spec, sizeof spec, "%s:%zu", backend, count);
+  ek_group *group = fuzz_group(spec, 1);
+  for (size_t i = 0; i < count; i++) FUZZ_OK(ek_memory_reset_peak(ek_group_device(group, i)));
+  return group;
+}
+
+ek_memory_usage fuzz_memory(const ek_group *group, size_t device) {
+  ek_memory_usage usage;
+  FUZZ_OK(ek_memory_stats(&usage, ek_group_device(group, device)));
+  return usage;
+}
+
+void fuzz_expect_nothing_held(const ek_group *group) {
+  for (size_t i = 0; i < ek_group_size(group); i++) {
+    const ek_memory_usage usage = fuzz_memory(group, i);
+    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+      FUZZ_EXPECT(usage.current[c] == 0, "%s holds %llu bytes of %s",
+                  ek_device_name(ek_group_device(group, i)), (unsigned long long)usage.current[c],
+                  ek_memory_category_name((ek_memory_category)c));
+    }
+  }
+}
+
+void fuzz_expect_explained(ek_status status) {
+  FUZZ_EXPECT(strcmp(ek_status_name(status), "EK_ERR_UNKNOWN") != 0, "a status of %d", (int)status);
+  FUZZ_EXPECT(status == EK_OK || ek_error_message()[0] != '\0', "%s without a message",
+              ek_status_name(status));
+  FUZZ_EXPECT(status != EK_ERR_INTERNAL, "%s", ek_error_message());
+}
+
+/* ---- a training ---- */
 
 struct fuzz_setup fuzz_setup(struct fuzz_input *input) {
   struct fuzz_setup setup = {.model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
@@ -32,23 +96,15 @@ static void close_parallel(struct fuzz_training *training) {
   training->model = NULL;
 }
 
+static ek_status open_parallel(struct fuzz_training *t, const struct fuzz_setup *setup) {
+  EK_TRY(ek_data_parallel_model_open(&t->model, t->group, t->module, &setup->model));
+  EK_TRY(ek_data_parallel_criterion_open(&t->loss, t->model, t->criterion, &setup->criterion));
+  return ek_data_parallel_optimizer_open(&t->optimizer, t->model, t->rule, &setup->optimizer);
+}
+
 ek_status fuzz_training_open(struct fuzz_training *training, const struct fuzz_setup *setup) {
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status,
-              ek_data_parallel_model_open(&training->model, training->group, training->module,
-                                          &setup->model),
-              cleanup);
-  EK_TRY_GOTO(status,
-              ek_data_parallel_criterion_open(&training->loss, training->model, training->criterion,
-                                              &setup->criterion),
-              cleanup);
-  EK_TRY_GOTO(status,
-              ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
-                                              &setup->optimizer),
-              cleanup);
-  return EK_OK;
-cleanup:
-  close_parallel(training);
+  const ek_status status = open_parallel(training, setup);
+  if (status != EK_OK) close_parallel(training);
   return status;
 }
 
@@ -62,32 +118,26 @@ void fuzz_training_close(struct fuzz_training *training) {
   training->module = NULL;
 }
 
-static ek_status run_batch(struct fuzz_training *training, const struct fuzz_batch *batch,
-                           bool accumulate) {
-  ek_shards outputs[FUZZ_BATCH_TENSORS] = {{0}};
-  const size_t count = ek_module_outputs(training->module);
+static ek_status run_batch(ek_shards *outputs, struct fuzz_training *t,
+                           const struct fuzz_batch *batch, bool accumulate) {
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   forward.scatter = batch->scatter;
   backward.accumulate = accumulate;
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status,
-              ek_data_parallel_model_forward(outputs, training->model, batch->input, batch->inputs,
-                                             &forward),
-              cleanup);
-  EK_TRY_GOTO(status,
-              ek_data_parallel_criterion_forward(training->loss, outputs, count, batch->target,
-                                                 batch->targets),
-              cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(training->loss, &backward), cleanup);
-cleanup:
-  for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
-  return status;
+  EK_TRY(ek_data_parallel_model_forward(outputs, t->model, batch->input, batch->inputs, &forward));
+  EK_TRY(ek_data_parallel_criterion_forward(t->loss, outputs, ek_module_outputs(t->module),
+                                            batch->target, batch->targets));
+  return ek_data_parallel_criterion_backward(t->loss, &backward);
 }
 
 ek_status fuzz_training_step(struct fuzz_training *training, const struct fuzz_batch *batch,
                              size_t count, ek_step_result *result) {
-  for (size_t i = 0; i < count; i++) EK_TRY(run_batch(training, &batch[i], i + 1 < count));
+  for (size_t i = 0; i < count; i++) {
+    ek_shards outputs[FUZZ_BATCH_TENSORS] = {{0}};
+    const ek_status status = run_batch(outputs, training, &batch[i], i + 1 < count);
+    for (size_t k = 0; k < FUZZ_BATCH_TENSORS; k++) ek_shards_free(&outputs[k]);
+    EK_TRY(status);
+  }
   return ek_data_parallel_optimizer_step(result, training->optimizer);
 }
 
