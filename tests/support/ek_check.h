@@ -124,13 +124,16 @@
 void ck_plain_free(ek_module *self);
 /* Of a module that is the test's own. */
 void ck_no_free(ek_module *self);
-/* The gradient of y = x. */
+/* y = x, which shares the memory, and its gradient. */
+ek_status ck_share_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                           ek_tensor *outputs);
 ek_status ck_share_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                             ek_tensor *grad_inputs);
 ek_status ck_plain_create(ek_module **module, const ek_module_ops *ops, size_t inputs,
                           size_t outputs);
 /* A struct of `size` bytes, zeros, that begins with its ek_module. */
 void *ck_module_new(size_t size, const ek_module_ops *ops, size_t inputs, size_t outputs);
+ek_module *ck_linear(int64_t in, int64_t out, bool bias);
 /* A sequential, and a weighted sum, of parts whose references they take over, also on failure;
  * `options` may be NULL. */
 ek_status ck_sequential(ek_module **module, ek_module **parts, size_t count,

@@ -150,21 +150,13 @@ CK_LOOP(recomputed_chains, 4) {
   ck_arrays_same(workloads[workload].name, got, want);
 }
 
-static ek_group *open_deterministic(const char *spec) {
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true);
-  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
-  return group;
-}
-
 static double *trained_reproducibly(int workload, const char *spec, int placement, ek_type type) {
   CK_WITH(struct ck_setup, setup, setup_of(workload, spec, placement, type),
           .options.reproducible = 8, .options.bucket_bytes = 64);
-  ek_group *group = open_deterministic(spec);
-  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
-  double *values = trained(&training);
-  ck_training_free(&training);
-  ek_group_free(group);
-  return values;
+  ck_deterministic(true);
+  CK_HELD(ek_group *, group, ck_open_exactly(spec, 0));
+  CK_SCENE(struct ck_training, training, ck_ok(ck_training_try(&training, &setup, group)));
+  return trained(&training);
 }
 
 CK_LOOP(reproducible, 3 * CK_PLACEMENTS) {
@@ -191,12 +183,12 @@ CK_LOOP(reproducible_over_all_is_one_device, 2 * CK_PLACEMENTS) {
 CK_LOOP(opening_fails_at_every_call, 2) {
   const ek_mode mode = _i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED;
   const struct ck_setup setup = setup_of(ALL, "cpu:2", (int)mode, EK_F32);
-  ek_data_parallel_model_options options = setup.options;
+  CK_WITH(ek_data_parallel_model_options, options, setup.options, .reproducible = 6);
   ek_data_parallel_model *model = NULL;
-  ek_group *group = open_deterministic("cpu:2");
+  ck_deterministic(true);
+  ek_group *group = ck_open_exactly("cpu:2", 0);
   CK_OPENED(ek_module *, module, over_all(&module));
   uint64_t n = 0;
-  options.reproducible = 6;
   while (ck_host_fails(&n, ek_data_parallel_model_open(&model, group, module, &options))) {
     ck_assert_ptr_null(model);
   }

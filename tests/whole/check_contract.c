@@ -192,33 +192,21 @@ CK_LOOP(a_module_whose_counts_change_is_refused, 6 * CK_MODES) {
 
 /* ---- types ---- */
 
-/* A module that says nothing of types, or only f32. */
-static ek_status pass_on(const ek_module *self, ek_pass *pass, const ek_tensor *from,
-                         ek_tensor *to) {
-  (void)self, (void)pass;
-  return ek_tensor_share(&to[0], &from[0]);
-}
-static ek_status pass_back(const ek_module *self, ek_pass *pass, const ek_tensor *from,
-                           ek_tensor *to) {
-  (void)self, (void)pass;
-  return to == NULL ? EK_OK : ek_tensor_share(&to[0], &from[0]);
-}
-static void keep(ek_module *self) { (void)self; }
-
-#define TABLE(bytes, name, set)                                                                    \
-  {                                                                                                \
-    .size = bytes, .kind = name, .forward = pass_on, .backward = pass_back, .free = keep,          \
-    .types = set                                                                                   \
-  }
+/* Modules that say nothing of types, or only f32. */
+#define TABLE(name) CK_OPS(name, ck_share_forward, ck_share_backward, ck_no_free)
 static const ek_module_ops tables[] = {
-    TABLE(sizeof(ek_module_ops), "silent", 0),
-    TABLE(sizeof(ek_module_ops), "single", EK_TYPES_F32),
+    {TABLE("silent")},
+    {TABLE("single"), .types = EK_TYPES_F32},
     /* An older program's: the table ends before `types`, which must not be read. */
-    TABLE(offsetof(ek_module_ops, types), "older", EK_TYPES_F64),
-    TABLE(sizeof(ek_module_ops), "double", EK_TYPES_F64),
-    TABLE(sizeof(ek_module_ops), "strange", 1u << EK_I32),
-    TABLE(sizeof(ek_module_ops), "both", EK_TYPES_F32 | EK_TYPES_F64),
-};
+    {.size = offsetof(ek_module_ops, types),
+     .kind = "older",
+     .forward = ck_share_forward,
+     .backward = ck_share_backward,
+     .free = ck_no_free,
+     .types = EK_TYPES_F64},
+    {TABLE("double"), .types = EK_TYPES_F64},
+    {TABLE("strange"), .types = 1u << EK_I32},
+    {TABLE("both"), .types = EK_TYPES_F32 | EK_TYPES_F64}};
 
 enum { TABLES = sizeof tables / sizeof tables[0] };
 
@@ -237,10 +225,8 @@ CK_LOOP(a_model_is_opened_in_a_type_that_its_modules_know, TABLES) {
   CK_GOT(ek_module, own, ek_module_init(&own, &tables[_i], 1, 1));
   static const bool knows[TABLES][2] = {{true, false}, {true, false},  {true, false},
                                         {false, true}, {false, false}, {true, true}};
-  const char *kind = tables[_i].kind;
+  const char *text = ck_text("inner.1 (%s) computes in ", tables[_i].kind);
   for (int wide = 0; wide < 2; wide++) {
-    char text[128];
-    snprintf(text, sizeof text, "inner.1 (%s) computes in ", kind);
     const ek_type type = wide ? EK_F64 : EK_F32;
     if (knows[_i][wide]) {
       ck_ok(open_with(group, &own, type));
@@ -256,9 +242,8 @@ enum { TYPES = 4 };
 static const ek_type all_types[TYPES] = {EK_F32, EK_F64, EK_BF16, EK_F16};
 
 static const ek_module_ops readers[] = {
-    TABLE(sizeof(ek_module_ops), "plain", EK_TYPES_F32 | EK_TYPES_F64),
-    TABLE(sizeof(ek_module_ops), "knowing",
-          EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16)};
+    {TABLE("plain"), .types = EK_TYPES_F32 | EK_TYPES_F64},
+    {TABLE("knowing"), .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16}};
 
 /* A module that reads its input in ek_pass_type() gets no other type. f32 is rounded on its way
  * into a model of 16 bits, and numbers of that model are widened for a module of f32 alone. */
@@ -279,10 +264,9 @@ CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
       ck_ok(ek_data_parallel_model_forward(&y, model, &x, 1, NULL));
       ck_assert_int_eq(y.parts[0].type, precision);
     } else {
-      char text[128];
-      snprintf(text, sizeof text, "%s, forward: input number 0 is %s, but the module runs in %s",
-               readers[i].kind, ek_type_name(given),
-               ek_type_name(half && i == 0 ? EK_F32 : precision));
+      const char *text =
+          ck_text("%s, forward: input number 0 is %s, but the module runs in %s", readers[i].kind,
+                  ek_type_name(given), ek_type_name(half && i == 0 ? EK_F32 : precision));
       ck_fails(ek_data_parallel_model_forward(&y, model, &x, 1, NULL), EK_ERR_TYPE, text);
     }
     ek_shards_free(&y);

@@ -11,8 +11,8 @@
 static ek_group *open_debug(const char *spec) {
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1,
           .debug_memory = true);
-  CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
-  return ck_keep(group);
+  CK_OPENED(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
+  return group;
 }
 
 /* ---- what new tensors hold ---- */
@@ -136,10 +136,9 @@ CK_LOOP(a_write_beside_a_tensor_is_found_by_synchronize, 16) {
 /* ---- training ---- */
 
 static double *train(const struct ck_setup *setup, ek_group *group, ek_step_result *result) {
-  const struct ck_workload *workload = setup->workload;
   CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   for (uint64_t step = 0; step < 3; step++) {
-    struct ck_batch batch = ck_batch_make(workload, EK_F32, step == 1 ? 1 : 7, 0.2, step);
+    struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, step == 1 ? 1 : 7, 0.2, step);
     ck_ok(ck_training_step(&training, &batch, result));
   }
   ck_ok(ek_group_synchronize(group));
@@ -188,25 +187,18 @@ CK_FORWARD(forgetful) {
   return ck_mirrors_close(&m);
 }
 
-CK_BACKWARD(forgetful) {
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
-
 CK_PARAMETERS(forgetful) {
   const int64_t one = 1;
   return ek_declare_parameter(declaration, "w", 1, &one, ek_initializer_ones());
 }
 
-CK_PLAIN_OPS(forgetful, .parameters = forgetful_parameters);
-
-static ek_status create_forgetful(ek_module **module) {
-  return ck_plain_create(module, &forgetful_ops, 1, 1);
-}
-
 CK_TEST(undefined_memory_shows_in_the_step_result) {
-  static const struct ck_workload workload = {
-      .name = "forgetful", .module = create_forgetful, .criterion = ek_mean_squared_error_create};
-  struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
+  static const ek_module_ops ops = {
+      CK_OPS("forgetful", forgetful_forward, ck_share_backward, ck_plain_free),
+      .parameters = forgetful_parameters};
+  CK_GOT(ek_criterion *, loss, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  struct ck_setup setup =
+      ck_setup_own(ck_module_new(sizeof(ek_module), &ops, 1, 1), loss, NULL, EK_MODE_REPLICATED);
   ek_group *group = open_debug("cpu:2");
   float numbers[8] = {0};
   struct ck_batch batch = {.samples = 4, .inputs = 1, .targets = 1};

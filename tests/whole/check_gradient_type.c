@@ -127,10 +127,8 @@ CK_PART_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
 /* ---- training ---- */
 
 static double *trained(const struct ck_setup *setup) {
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1,
-          .deterministic = true);
-  CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(setup->spec), &options));
-  CK_GOT(struct ck_training, t, ck_training_try(&t, setup, ck_keep(group)));
+  ck_deterministic(true);
+  struct ck_training t = ck_training_opened(setup);
   for (uint64_t step = 0; step < 2; step++) {
     struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
     ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));

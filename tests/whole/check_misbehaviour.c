@@ -381,9 +381,9 @@ CK_BACKWARD(parent) {
   return ek_pass_child_backward(grad_inputs, pass, 0, wrong ? &other : grad_outputs);
 }
 
-static void parent_free(ek_module *self) { (void)self; }
-
-CK_MODULE_OPS_WITH(parent, .parameters = parent_parameters, .types = EK_TYPES_F32);
+static const ek_module_ops parent_ops = {
+    CK_OPS("parent", parent_forward, parent_backward, ck_no_free),
+    .parameters = parent_parameters, .types = EK_TYPES_F32};
 
 /* A forward and a backward by hand of {parent {child}}; what the one that fails says. */
 static ek_status run_parent(struct parent *p, ek_device *device) {

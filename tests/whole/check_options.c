@@ -244,13 +244,10 @@ CK_FORWARD(caller) {
   return ek_pass_child_forward_with(outputs, pass, 0, inputs, m->child_options);
 }
 
-CK_BACKWARD(caller) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
-
-static void caller_free(ek_module *self) { (void)self; }
-
 static ek_status use_caller(const struct bench *b, struct caller *m) {
-  static const ek_module_ops ops = {CK_OPS("caller", caller_forward, caller_backward, caller_free),
-                                    .parameters = caller_parameters};
+  static const ek_module_ops ops = {
+      CK_OPS("caller", caller_forward, ck_share_backward, ck_no_free), /* no backward is run */
+      .parameters = caller_parameters};
   ek_device *device = ek_group_device(b->group, 0);
   CK_FREED(replica) *replica = NULL;
   CK_FREED(pass) *pass = NULL;
@@ -275,18 +272,13 @@ static ek_status use_ek_parameter_options(struct bench *b, void *o) {
 }
 
 /* These are never called. */
-CK_FORWARD(no) { return EK_ERR_INTERNAL; }
-static void no_free(ek_module *self) { (void)self; }
 CK_UPDATE(no_update) {
   return EK_ERR_INTERNAL;
 }
 static void no_optimizer_free(ek_optimizer *self) { (void)self; }
 
 #define MODULE_OPS                                                                                 \
-  {                                                                                                \
-    .size = sizeof(ek_module_ops), .kind = "none", .forward = no_forward, .backward = no_forward,  \
-    .free = no_free                                                                                \
-  }
+  { CK_OPS("none", ck_share_forward, ck_share_backward, ck_no_free) }
 #define OPTIMIZER_OPS                                                                              \
   {                                                                                                \
     .size = sizeof(ek_optimizer_ops), .kind = "none", .update = no_update,                         \

@@ -28,16 +28,14 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
 }
 
 static double *trained(const struct ck_setup *setup) {
-  struct ck_training t = ck_training_opened(setup);
+  CK_HELD(struct ck_training, t, ck_training_opened(setup));
   ck_training_copies_are_right(&t);
   for (uint64_t step = 0; step < STEPS; step++) {
     struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
     ck_ok(ck_training_step(&t, &batch, NULL));
     ck_training_copies_are_right(&t);
   }
-  double *values = ck_training_read(&t, CK_VALUES);
-  ck_training_close(&t);
-  return values;
+  return ck_training_read(&t, CK_VALUES);
 }
 
 /* ---- every precision in every mode ---- */

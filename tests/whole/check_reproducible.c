@@ -87,11 +87,10 @@ struct outcome {
 };
 
 static ek_group *open_group(const char *backend, size_t devices, int threads) {
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true,
-          .threads_per_device = threads);
-  const char *spec = ck_text("%s:%zu", backend, devices);
-  CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
-  return ck_keep(group);
+  ck_deterministic(true);
+  ek_group *group = ck_open(ck_text("%s:%zu", backend, devices), threads);
+  ck_deterministic(false);
+  return group;
 }
 
 static struct ck_setup setup_of(const struct run *run, const struct place *place) {
@@ -480,11 +479,9 @@ CK_FORWARD(fickle) {
   return first || size ? ek_pass_all_reduce(pass, &sums) : EK_OK;
 }
 
-CK_BACKWARD(fickle) {
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
-
-CK_PLAIN_OPS(fickle, .types = EK_TYPES_F32, .collective = true);
+static const ek_module_ops fickle_ops = {
+    CK_OPS("fickle", fickle_forward, ck_share_backward, ck_plain_free), .types = EK_TYPES_F32,
+    .collective = true};
 
 CK_LOOP(grains_come_to_the_same_collectives, 2) {
   static const char *const texts[] = {"of 4 grains of this device only 1 came to a collective",
@@ -571,18 +568,15 @@ CK_FORWARD(halves) {
   return ek_op_copy(ek_pass_stream(pass), &outputs[0], &inputs[0]);
 }
 
-CK_BACKWARD(halves) { return ek_error_set(EK_ERR_UNSUPPORTED, "halves: no backward"); }
-
-static void halves_free(ek_module *self) { (void)self; }
-
 CK_LOOP(several_rows_for_each_sample, 3) {
   enum { SAMPLES = 11 };
-  static const ek_module_ops ops = {CK_OPS("halves", halves_forward, halves_backward, halves_free)};
+  static const ek_module_ops ops = {
+      CK_OPS("halves", halves_forward, ck_share_backward, ck_no_free)};
   ek_group *group = open_group("cpu", (size_t)_i + 1, 1);
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .reproducible = 8);
   float x[SAMPLES * 4], y[SAMPLES * 4] = {0};
   for (int i = 0; i < SAMPLES * 4; i++) x[i] = (float)i;
-  options.reproducible = 8;
   CK_GOT(ek_module, module, ek_module_init(&module, &ops, 1, 1));
   CK_GOT(ek_tensor, input, ek_tensor_host(&input, x, EK_F32, CK_SHAPE(SAMPLES, 4)));
   CK_GOT(ek_tensor, output, ek_tensor_host(&output, y, EK_F32, CK_SHAPE(2 * SAMPLES, 2)));

@@ -43,32 +43,31 @@ static void take_step(ek_trainer *trainer, int step) {
 }
 
 /* What device 0 has of the parameters. */
-static double *values_of(const ek_trainer *trainer, int64_t *count) {
+static double *values_of(const ek_trainer *trainer) {
   const ek_data_parallel_model *model = ek_trainer_model(trainer);
   const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, 0));
-  *count = ek_tensor_count(flat);
   ck_assert_int_eq(flat->type, EK_F32);
-  double *values = ck_array((size_t)*count, sizeof *values);
+  double *values = ck_array((size_t)ek_tensor_count(flat), sizeof *values);
   ck_get(values, flat);
   return values;
 }
 
 /* Two models train on one group, a step each in turn; with one of them the group is its own. */
-static void train(double *values[MODELS], int64_t *count, const struct model *models, int number) {
+static void train(double *values[MODELS], const struct model *models, int number) {
   CK_HELD(ek_group *, group, ck_open("cpu:3", 1));
   ek_trainer *trainers[MODELS] = {NULL};
   for (int m = 0; m < number; m++) trainers[m] = open_trainer(group, &models[m]);
   for (int step = 0; step < STEPS; step++) {
     for (int m = 0; m < number; m++) take_step(trainers[m], step);
   }
-  for (int m = 0; m < number; m++) values[m] = values_of(trainers[m], count);
+  for (int m = 0; m < number; m++) values[m] = values_of(trainers[m]);
   for (int m = 0; m < number; m++) ck_ok(ek_trainer_close(trainers[m]));
   ck_no_memory_held(group);
 }
 
-static double *trained(const struct model *model, int64_t *count) {
+static double *trained(const struct model *model) {
   double *values[MODELS] = {NULL};
-  train(values, count, model, 1);
+  train(values, model, 1);
   return values[0];
 }
 
@@ -81,31 +80,29 @@ static bool rounds(void) {
   return result;
 }
 
-static void check_rounding(const double *tf32, const double *f32, int64_t count) {
-  if (rounds()) {
-    ck_assert(memcmp(tf32, f32, (size_t)count * sizeof *f32) != 0);
-    for (int64_t i = 0; i < count; i++) ck_assert_double_eq_tol(tf32[i], f32[i], 0.02);
-  } else {
-    ck_same_bits("tf32", tf32, f32, count);
+static void check_rounding(const double *tf32, const double *f32) {
+  const int64_t count = ck_count(f32);
+  if (!rounds()) {
+    ck_arrays_same("tf32", tf32, f32);
+    return;
   }
+  ck_assert(memcmp(tf32, f32, (size_t)count * sizeof *f32) != 0);
+  for (int64_t i = 0; i < count; i++) ck_assert_double_eq_tol(tf32[i], f32[i], 0.02);
 }
 
 CK_PART_LOOP(two_models_of_one_group, CK_MODES) {
   struct model models[MODELS] = {{.precision = EK_PRECISION_F32, .mode = (ek_mode)_i},
                                  {.precision = EK_PRECISION_TF32, .mode = (ek_mode)_i}};
-  double *together[MODELS], *swapped[MODELS], *alone[MODELS];
-  int64_t count = 0;
-  train(together, &count, models, MODELS);
-  for (int m = 0; m < MODELS; m++) {
-    alone[m] = trained(&models[m], &count);
-    ck_same_bits(ek_mode_name(models[m].mode), together[m], alone[m], count);
-  }
-  check_rounding(alone[1], alone[0], count);
   const struct model turned[MODELS] = {models[1], models[0]};
-  train(swapped, &count, turned, MODELS);
+  double *together[MODELS], *swapped[MODELS], *alone[MODELS];
+  train(together, models, MODELS);
+  train(swapped, turned, MODELS);
   for (int m = 0; m < MODELS; m++) {
-    ck_same_bits("in the other order", swapped[1 - m], alone[m], count);
+    alone[m] = trained(&models[m]);
+    ck_arrays_same(ek_mode_name(models[m].mode), together[m], alone[m]);
+    ck_arrays_same("in the other order", swapped[1 - m], alone[m]);
   }
+  check_rounding(alone[1], alone[0]);
 }
 
 /* What is run again, by a module or by the pass, is rounded as it was the first time. */
@@ -114,15 +111,13 @@ CK_PART_LOOP(recomputation, 6) {
                                             EK_RECOMPUTE_CHEAP};
   struct model model = {
       .precision = EK_PRECISION_TF32, .mode = EK_MODE_REPLICATED, .fused_loss = _i % 2 == 1};
-  int64_t count = 0;
   ck_deterministic(kinds[_i / 2] == EK_RECOMPUTE_CHEAP); /* numerics.md */
-  double *want = trained(&model, &count);
+  double *want = trained(&model);
   ck_assign(model.recompute, .kind = kinds[_i / 2], .every = 1);
-  double *got = trained(&model, &count);
-  ck_same_bits("recomputed", got, want, count);
+  double *got = trained(&model);
+  ck_arrays_same("recomputed", got, want);
   model.precision = EK_PRECISION_F32;
-  double *plain = trained(&model, &count);
-  check_rounding(got, plain, count);
+  check_rounding(got, trained(&model));
 }
 
 /* ---- what modules are told ---- */
@@ -168,10 +163,7 @@ static ek_module *listener_of(ek_module *child, ek_precision asked, bool told) {
   return &it->parent.base;
 }
 
-static ek_module *linear(void) {
-  CK_GOT(ek_module *, module, ek_linear_create(&module, WIDTH, WIDTH, false));
-  return module;
-}
+static ek_module *linear(void) { return ck_linear(WIDTH, WIDTH, false); }
 
 /* What the linear gives, forward and backward, is that of the operations with `rounded`. */
 static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek_tensor *y,
@@ -318,14 +310,8 @@ CK_TEST(no_type_of_a_tensor) {
 }
 
 /* A module that says it computes in tf32, and in nothing that has tensors. */
-static ek_status nothing(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                         ek_tensor *outputs) {
-  (void)self, (void)pass, (void)inputs, (void)outputs;
-  return EK_OK;
-}
-static void leave(ek_module *self) { (void)self; }
-static const ek_module_ops boastful_ops = {CK_OPS("boastful", nothing, nothing, leave),
-                                           .types = 1u << NO_TYPE};
+static const ek_module_ops boastful_ops = {
+    CK_OPS("boastful", ck_share_forward, ck_share_backward, ck_no_free), .types = 1u << NO_TYPE};
 
 static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
   ek_tensor y = {0};
