@@ -302,11 +302,10 @@ CK_LOOP(what_is_converted_is_kept, ck_if_halves(1)) {
   double *values[2];
   CK_WITH(struct ck_workload, workload, *ck_workload("mlp"), .module = create_halves);
   for (int i = 0; i < 2; i++) {
-    struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
     struct ck_batch batch = ck_batch_make(&workload, EK_F32, 5, 0.2, 7);
     with = i == 0 ? EK_RECOMPUTE_NONE : EK_RECOMPUTE_CHEAP;
-    setup.options.precision = EK_PRECISION_BF16;
-    struct ck_training t = ck_training_opened(&setup);
+    CK_TRAINING(t, ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED),
+                .options.precision = EK_PRECISION_BF16);
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     values[i] = ck_training_read(&t, CK_GRADIENTS);
   }

@@ -122,10 +122,9 @@ CK_LOOP(averages_of_a_model, CK_PLACEMENTS) {
 
 /* A plain rule keeps none. */
 CK_TEST(a_rule_without_averages) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
-  setup.optimizer = ck_plain_adamw;
+  CK_TRAINING(t, ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED),
+              .optimizer = ck_plain_adamw);
   CK_WITH(ek_weights_options, options, EK_WEIGHTS_OPTIONS_INIT, .average = true);
-  struct ck_training t = ck_training_opened(&setup);
   take_step(&t, 0);
   ck_fails(ek_weights_save(t.model, "weights", &options), EK_ERR_STATE, "keeps no average");
 }

@@ -567,9 +567,8 @@ CK_TEST(patterns_of_elementwise) {
       {.pattern = "tokens.*", .rate_scale = 2}};
   static double values[MOST];
   ek_tensor host;
-  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED),
-          .optimizer = make_muon, .options.patterns = patterns, .options.pattern_count = 2);
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED),
+              .optimizer = make_muon, .options.patterns = patterns, .options.pattern_count = 2);
   read_entry(values, &host, &t, "muon/v/", "blocks.0.expand.weight");
   read_entry(values, &host, &t, "muon/v/", "tokens.weight");
   read_entry(values, &host, &t, "muon/momentum/", "blocks.0.contract.weight");

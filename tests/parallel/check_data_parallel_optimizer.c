@@ -115,11 +115,10 @@ CK_SGD(simple_clipped, .learning_rate = 0.5, .clip_norm = 0.01)
 
 /* One clipped step from the gradient that the model shows, by the formula of updates.h. */
 CK_PART_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:3", _i);
-  ck_assign(setup, .options.type = EK_F64, .optimizer = simple_clipped);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.2, 4);
+  CK_TRAINING(t, ck_setup_at(ck_workload("gpt"), "cpu:3", _i), .options.type = EK_F64,
+              .optimizer = simple_clipped);
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F64, SAMPLES, 0.2, 4);
   double square = 0;
-  struct ck_training t = ck_training_opened(&setup);
   double *want = ck_training_read(&t, CK_VALUES);
   const int64_t count = ck_count(want);
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
@@ -274,11 +273,10 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
   if (_i % 2 == 0) setup.optimizer = plain_sgd;
   const double values[] = {NAN, INFINITY, 1};
   for (int i = 0; i < 3; i++) {
-    struct ck_training t = ck_training_opened(&setup);
+    CK_HELD(struct ck_training, t, ck_training_opened(&setup));
     CK_GOT(ek_step_result, result, step_with(&t, &batch, values[i], &result));
     ck_assert_int_eq(result.finite, i == 2);
     ck_assert_int_eq(isfinite(result.gradient_norm) && result.gradient_norm >= 0, i == 2);
-    ck_training_close(&t);
   }
 }
 

@@ -21,9 +21,8 @@ static struct ck_setup setup_of(const char *workload, int placement) {
 }
 
 CK_LOOP(entries, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of("gpt", _i);
-  const ek_state_placement state = setup.options.state;
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("gpt", _i));
+  const ek_state_placement state = t.setup.options.state;
   const size_t count = ek_state_count(t.model);
   const size_t parameters = ek_replica_parameter_count(ek_data_parallel_model_replica(t.model, 0));
   ck_assert_uint_eq(count, 3 * parameters + 2);
@@ -290,8 +289,7 @@ CK_LOOP(a_second_optimizer, CK_PLACEMENTS) {
 /* ---- devices that only count ---- */
 
 CK_LOOP(plan_devices, CK_PLACEMENTS) {
-  CK_WITH(struct ck_setup, setup, setup_of("gpt", _i), .spec = "plan:3");
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, setup_of("gpt", _i), .spec = "plan:3");
   for (size_t i = 0; i < ek_state_count(t.model); i++) {
     CK_GOT(ek_state_info, info, ek_state_entry(&info, t.model, i));
     double numbers[600];

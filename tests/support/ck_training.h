@@ -78,6 +78,10 @@ struct ck_training {
 struct ck_training ck_training_opened(const struct ck_setup *setup);
 struct ck_training ck_training_of(struct ck_setup setup);
 void ck_training_open(struct ck_training *training, const struct ck_setup *setup);
+/* Declares one of a set-up with these members. */
+#define CK_TRAINING(name, of, ...)                                                                 \
+  CK_WITH(struct ck_setup, name##_setup, of, __VA_ARGS__);                                         \
+  struct ck_training name = ck_training_opened(&name##_setup)
 /* The same on a group that stays the caller's; a failure leaves nothing to close. */
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
                           ek_group *group);

@@ -66,9 +66,9 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
     ck_ok(ek_checkpoint_save(begun.model, folder, &options));
     ck_training_close(&begun);
   }
-  struct ck_training whole = ck_training_opened(setup);
+  CK_HELD(struct ck_training, whole, ck_training_opened(setup));
   go(&whole, 0, STEPS);
-  struct ck_training resumed = ck_training_opened(&fresh);
+  CK_HELD(struct ck_training, resumed, ck_training_opened(&fresh));
   CK_GOT(ek_checkpoint_info, info, ek_checkpoint_load(&info, resumed.model, folder));
   ck_assert_int_eq(info.step, STOP);
   ck_assert_int_eq(info.position, INT64_MAX - 7);
@@ -81,8 +81,6 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
   } else {
     ck_state_close("resumed elsewhere", &got, &want, 1e-11);
   }
-  ck_training_close(&resumed);
-  ck_training_close(&whole);
 }
 
 CK_PART_LOOP(a_run_goes_on_alike, 2 * CK_PLACEMENTS) {
@@ -253,8 +251,7 @@ CK_TEST(numbers_out_of_range_are_refused) {
   const int64_t one = 1, below = -1, last = INT64_MAX;
   const double three = 3, nothing = NAN;
   const ek_loss_scale dynamic = EK_LOSS_SCALE_INIT;
-  CK_WITH(struct ck_setup, setup, setup_of("mlp", 2), .loss_scale = &dynamic);
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, setup_of("mlp", 2), .loss_scale = &dynamic);
   if (!no_files(&t)) {
     go(&t, 0, 1);
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
@@ -389,8 +386,7 @@ CK_TEST(folders_that_cannot_be_written) {
 }
 
 CK_TEST(devices_that_count_have_no_state) {
-  CK_WITH(struct ck_setup, setup, setup_of("mlp", 3), .spec = "plan:3");
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, setup_of("mlp", 3), .spec = "plan:3");
   ck_fails(ek_checkpoint_save(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "plan devices");
 }
 
@@ -406,9 +402,8 @@ static ek_status save_or_load(struct ck_training *t, int how) {
 }
 
 CK_PART_LOOP(failures_lose_nothing, 6) {
-  const struct ck_setup setup = setup_of("mlp", _i % 2 == 0 ? 3 : 1);
+  struct ck_training t = ck_training_of(setup_of("mlp", _i % 2 == 0 ? 3 : 1));
   const int how = _i / 2;
-  struct ck_training t = ck_training_opened(&setup);
   go(&t, 0, 1);
   if (!no_files(&t)) {
     struct ck_state before = ck_state_take(t.model);
@@ -430,7 +425,7 @@ CK_PART_LOOP(failures_lose_nothing, 6) {
     }
     ck_assert_int_gt(failures, 20);
     ck_state_is("after failures", t.model, &before);
-    if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
+    if (t.setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
     ck_ok(ek_checkpoint_load(NULL, t.model, folder));
   }
 }

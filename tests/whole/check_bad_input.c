@@ -199,13 +199,12 @@ CK_LOOP(every_input_broadcast, CK_MODES) {
 
 /* What only the module can know comes back with its message; the step is dropped, nothing leaks. */
 CK_LOOP(inputs_that_the_module_refuses, CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_at(ck_workload("mlp"), "cpu:3", _i);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
-  struct ck_batch fine = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0, 1);
+  struct ck_training t = ck_training_of(ck_setup_at(ck_workload("mlp"), "cpu:3", _i));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_batch fine = ck_batch_make(t.setup.workload, EK_F64, SAMPLES, 0, 1);
   /* Where parameters are gathered, the first to see it makes the others give up. */
   const char *first =
-      setup.options.state == EK_STATE_FULLY_SHARDED ? "replica " : "replica 0 on cpu:0";
-  struct ck_training t = ck_training_opened(&setup);
+      t.setup.options.state == EK_STATE_FULLY_SHARDED ? "replica " : "replica 0 on cpu:0";
   CK_WITH(struct ck_batch, narrow, batch, .input[0].shape[1] = 5);
   CK_GOT(ek_memory_usage, before, ck_memory_stats(&before, ek_group_device(t.group, 1)));
   ck_fails(ck_training_backward(&t, &narrow, NULL, false, NULL), EK_ERR_SHAPE, first);

@@ -223,7 +223,7 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
   for (size_t w = 0; w < 2; w++) {
     struct ck_setup setup = ck_setup_mode(&ck_workloads[w], "cpu:3", (ek_mode)_i);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 1.0, 5);
-    struct ck_training training = ck_training_opened(&setup);
+    CK_HELD(struct ck_training, training, ck_training_opened(&setup));
     double loss = NAN, weight = NAN;
     ck_ok(ck_training_backward(&training, &batch, NULL, false, &loss));
     ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, training.loss));
@@ -236,7 +236,6 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
     ck_assert_double_eq(result.gradient_norm, 0);
     double *values = ck_training_read(&training, CK_VALUES);
     for (int64_t i = 0; i < ck_count(values); i++) ck_assert(isfinite(values[i]));
-    ck_training_close(&training);
   }
 }
 
@@ -277,7 +276,7 @@ CK_LOOP(targets_without_weight, CK_MODES) {
       targets[i] = weightless ? i % 2 * 4 : 1 + i % 3;
     }
     ek_step_result want, got;
-    struct ck_training one = ck_training_opened(&alone);
+    CK_HELD(struct ck_training, one, ck_training_opened(&alone));
     struct ck_training many = ck_training_opened(&setup);
     double *whole = weightless_step(&one, &batch, SAMPLES, SAMPLES, &want);
     for (int64_t size = 2; size <= SAMPLES; size *= size == 2 ? 3 : 2) {
@@ -292,7 +291,6 @@ CK_LOOP(targets_without_weight, CK_MODES) {
     double *nothing = weightless_step(&many, &part, 6, 3, &got);
     ck_assert(got.empty && got.loss == 0 && got.weight == 0 && got.gradient_norm == 0);
     for (int64_t i = 0; i < ck_count(nothing); i++) ck_assert_double_eq(nothing[i], 0);
-    ck_training_close(&one);
     ck_training_close(&many);
   }
 }

@@ -41,9 +41,7 @@ static ek_status frozen_gpt(ek_module **module) {
 /* The gradients of a batch on one device, during which no memory is taken for any. */
 static double *gradients_of(ek_status (*module)(ek_module **module)) {
   CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = module);
-  CK_WITH(struct ck_setup, setup, ck_setup_mode(&mlp, "cpu:1", EK_MODE_REPLICATED),
-          .options.type = EK_F64);
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_mode(&mlp, "cpu:1", EK_MODE_REPLICATED), .options.type = EK_F64);
   struct ck_batch batch = ck_batch_make(&mlp, EK_F64, SAMPLES, 0.1, 5);
   const ek_memory_event *events = NULL;
   ek_device *device = ek_group_device(t.group, 0);
@@ -231,9 +229,7 @@ CK_PART_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
 CK_PART_LOOP(frozen_copies_are_on_all_devices, ck_if_halves(CK_PLACEMENTS)) {
   CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = frozen_pair);
   mask = 5;
-  struct ck_setup setup = ck_setup_at(&mlp, "cpu:3", _i);
-  setup.options.precision = EK_PRECISION_BF16;
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_at(&mlp, "cpu:3", _i), .options.precision = EK_PRECISION_BF16);
   ck_training_copies_are_right(&t);
 }
 

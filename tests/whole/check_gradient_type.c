@@ -37,16 +37,14 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
 static double *gradients_of(const struct ck_setup *setup, int64_t first, int64_t middle,
                             int64_t last) {
   struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 5);
-  struct ck_training t = ck_training_opened(setup);
+  CK_HELD(struct ck_training, t, ck_training_opened(setup));
   if (middle > first) {
     const struct ck_batch before = ck_batch_samples(&batch, first, middle - first);
     ck_ok(ck_training_backward(&t, &before, NULL, true, NULL));
   }
   const struct ck_batch rest = ck_batch_samples(&batch, middle, last - middle);
   ck_ok(ck_training_backward(&t, &rest, NULL, false, NULL));
-  double *values = ck_training_read(&t, CK_GRADIENTS);
-  ck_training_close(&t);
-  return values;
+  return ck_training_read(&t, CK_GRADIENTS);
 }
 
 /* ---- rounding ---- */

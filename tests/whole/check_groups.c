@@ -234,14 +234,13 @@ CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
   chosen = (struct rule){_i % 2 == 0, false, 0, 0};
   for (int k = 0; k < 2; k++) {
     next_all = k == 0 ? PLAIN : NO_DECAY;
-    struct ck_training t = ck_training_of(setup_of(_i / 2, EK_F32));
+    CK_HELD(struct ck_training, t, ck_training_of(setup_of(_i / 2, EK_F32)));
     next_all = -1;
     for (int step = 0; step < STEPS; step++) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, (uint64_t)step);
       ck_ok(ck_training_step(&t, &batch, NULL));
     }
     state[k] = ck_state_take(t.model);
-    ck_training_close(&t);
   }
   ck_state_same("groups without decay", &state[1], &state[0]);
 }
@@ -311,10 +310,9 @@ static ek_status count_create(ek_optimizer **optimizer) {
 /* A gpt of 28 parameters: one call for those without decay and one for the others, and for each
  * device's part of a bucket. */
 CK_LOOP(few_calls, CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:2", _i);
-  ck_assign(setup, .options.bucket_bytes = 2048, .optimizer = count_create);
-  struct ck_training t = ck_training_opened(&setup);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  CK_TRAINING(t, ck_setup_at(ck_workload("gpt"), "cpu:2", _i), .options.bucket_bytes = 2048,
+              .optimizer = count_create);
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 1);
   atomic_store(&calls, 0);
   atomic_store(&without, 0);
   ck_ok(ck_training_step(&t, &batch, NULL));
@@ -322,7 +320,7 @@ CK_LOOP(few_calls, CK_PLACEMENTS) {
   const ek_tensor *copies = ek_replica_copies(replica); /* whole where masters are shares */
   const int64_t flat =
       ek_tensor_count(ek_tensor_count(copies) > 0 ? copies : ek_replica_parameters(replica));
-  const ek_state_placement state = setup.options.state;
+  const ek_state_placement state = t.setup.options.state;
   enum { UNITS = 6 }; /* at most: two blocks and what is beside them */
   const int64_t shares = state == EK_STATE_FULLY_SHARDED ? 2 * UNITS
                          : state >= EK_STATE_SHARDED     ? 4 * flat / 2048 + 1

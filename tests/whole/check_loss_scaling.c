@@ -11,8 +11,8 @@
 /* ---- a power of two changes nothing ---- */
 
 static void trains_alike(const struct ck_setup *plain, const struct ck_setup *scaled) {
-  struct ck_training a = ck_training_opened(plain);
-  struct ck_training b = ck_training_opened(scaled);
+  CK_HELD(struct ck_training, a, ck_training_opened(plain));
+  CK_HELD(struct ck_training, b, ck_training_opened(scaled));
   for (uint64_t i = 0; i < 3; i++) {
     ek_step_result got, want;
     ck_ok(ck_scaling_step(&a, i, i != 1, &want));
@@ -28,8 +28,6 @@ static void trains_alike(const struct ck_setup *plain, const struct ck_setup *sc
   ck_ok(ck_training_backward(&a, &batch, NULL, false, NULL));
   ck_ok(ck_training_backward(&b, &batch, NULL, false, NULL));
   ck_runs_agree(&b, &a, CK_GRADIENTS, 0);
-  ck_training_close(&a);
-  ck_training_close(&b);
 }
 
 CK_PART_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
@@ -58,7 +56,7 @@ CK_PART_LOOP(a_scale_counts_from_the_mean, 8) {
                          : none ? EK_REDUCTION_NONE
                                 : EK_REDUCTION_MEAN,
             .gradient_in_forward = _i / 4 == 1 && !none);
-    struct ck_training t = ck_training_opened(&setup);
+    CK_HELD(struct ck_training, t, ck_training_opened(&setup));
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, CK_SCALING_SAMPLES, 0.2, 5);
     const struct ck_batch some = ck_batch_samples(&batch, 2, 4);
     ck_assert_int_eq(ek_tensor_count(&batch.target[0]), 35);
@@ -68,7 +66,6 @@ CK_PART_LOOP(a_scale_counts_from_the_mean, 8) {
     count = ek_tensor_count(flat);
     values[i] = calloc((size_t)count, sizeof *values[i]);
     ck_get(values[i], flat);
-    ck_training_close(&t);
   }
   for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / units[_i % 4];
   ck_same_bits("gradients in memory", values[1], values[0], count);

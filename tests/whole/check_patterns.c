@@ -242,11 +242,10 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
 
 CK_LOOP(all_may_be_frozen, CK_MODES) {
   static const ek_parameter_pattern all = {.pattern = "*", .frozen = true};
-  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i),
-          .options.patterns = &all, .options.pattern_count = 1, .optimizer = ck_clipped_adamw);
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i),
+              .options.patterns = &all, .options.pattern_count = 1, .optimizer = ck_clipped_adamw);
   double *before = ck_training_read(&t, CK_VALUES);
-  struct ck_batch batch = ck_batch_make(setup.workload, setup.options.type, 7, 0, 5);
+  struct ck_batch batch = ck_batch_make(t.setup.workload, t.setup.options.type, 7, 0, 5);
   CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
   ck_assert(result.finite && result.gradient_norm == 0);
   double *after = ck_training_read(&t, CK_VALUES);

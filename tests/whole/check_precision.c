@@ -68,7 +68,7 @@ static struct numbers numbers_of(const struct ck_setup *setup) {
   struct numbers it;
   struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20);
   struct ck_batch other = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 21);
-  struct ck_training t = ck_training_opened(setup);
+  CK_HELD(struct ck_training, t, ck_training_opened(setup));
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
   it.gradients = ck_training_read(&t, CK_GRADIENTS);
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
@@ -77,7 +77,6 @@ static struct numbers numbers_of(const struct ck_setup *setup) {
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
   ck_ok(ck_training_step(&t, &other, NULL));
   it.second = ck_training_read(&t, CK_VALUES);
-  ck_training_close(&t);
   return it;
 }
 
@@ -332,10 +331,8 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
   CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = small_gpt);
   for (int i = 0; i < 5; i++) {
     ck_deterministic(cases[i].deterministic);
-    struct ck_setup setup = setup_of(_i * CK_PLACEMENTS + 3, "gpt", "cpu:2");
     policy = (ek_recompute){.kind = cases[i].kind, .every = 1};
-    setup.workload = &workload;
-    struct ck_training t = ck_training_opened(&setup);
+    CK_TRAINING(t, setup_of(_i * CK_PLACEMENTS + 3, "gpt", "cpu:2"), .workload = &workload);
     for (uint64_t n = 0; n < 2; n++) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0.1, 60 + n);
       ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));

@@ -118,7 +118,7 @@ CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
   ek_memory_usage usage[2];
   for (int planned = 0; planned < 2; planned++) {
     if (planned == 1) setup.spec = "plan:3";
-    struct ck_training training = ck_training_opened(&setup);
+    CK_HELD(struct ck_training, training, ck_training_opened(&setup));
     struct ck_batch batch = batch_of(&setup, 0);
     struct sent now, next;
     ck_ok(send_batch(&now, &training, &batch, true));
@@ -129,7 +129,6 @@ CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
     }
     forget(&now);
     ck_ok(ek_memory_stats(&usage[planned], ek_group_device(training.group, 0)));
-    ck_training_close(&training);
   }
   ck_assert_uint_eq(usage[0].peak_bytes, usage[1].peak_bytes);
 }

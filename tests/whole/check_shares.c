@@ -90,9 +90,7 @@ static ek_status deep_gpt_again(ek_module **module) {
 /* At no time is more than the gradient of two blocks whole, of 24. */
 CK_LOOP(buckets_are_given_back, KINDS) {
   CK_WITH(struct ck_workload, deep, *ck_workload("gpt"), .module = deep_gpt);
-  struct ck_setup setup = ck_setup_mode(&deep, "plan:8", kinds[_i]);
-  setup.options.bucket_bytes = 1;
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_mode(&deep, "plan:8", kinds[_i]), .options.bucket_bytes = 1);
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, 8, 0, 1);
   const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
   const uint64_t before = held(&t, 0, EK_MEMORY_GRADIENTS);
@@ -288,9 +286,7 @@ static struct seen look(ek_device *device, uint64_t block) {
 CK_LOOP(units_come_and_go, 4) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = _i < 3 ? deep_gpt : deep_gpt_again;
-  struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
-  setup.options.bucket_bytes = 1;
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED), .options.bucket_bytes = 1);
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, _i == 0 ? 8 : 3, 0, 1);
   ek_device *device = ek_group_device(t.group, _i == 2 ? 7 : 0); /* one without rows */
   const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);

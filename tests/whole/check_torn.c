@@ -66,8 +66,8 @@ static void mend(struct ck_training *t, const struct ck_state *state) {
 /* `disturbed` is mended when it is torn; `other` is never disturbed. */
 static void every_piece(const struct ck_setup *setup, const struct ck_batch *batch, size_t device,
                         struct count *count) {
-  struct ck_training disturbed = ck_training_opened(setup);
-  struct ck_training other = ck_training_opened(setup);
+  CK_HELD(struct ck_training, disturbed, ck_training_opened(setup));
+  CK_HELD(struct ck_training, other, ck_training_opened(setup));
   ck_ok(ck_training_step(&disturbed, batch, NULL));
   ck_ok(ck_training_step(&other, batch, NULL));
   bool failed = true;
@@ -81,8 +81,6 @@ static void every_piece(const struct ck_setup *setup, const struct ck_batch *bat
     ck_snapshots_same("retried step", &disturbed, &other);
   }
   ck_states_same("in the end", disturbed.model, other.model);
-  ck_training_close(&disturbed);
-  ck_training_close(&other);
 }
 
 CK_PART_LOOP(each_piece_of_work, 2 * CK_PLACEMENTS) {
@@ -183,9 +181,8 @@ CK_TEST(set_fails_halfway) {
 
 /* What was written of an optimizer does not count when it has been freed. */
 CK_TEST(the_optimizer_is_freed) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
-  setup.optimizer = ck_clipped_adamw;
-  struct ck_training t = ck_training_opened(&setup);
+  CK_TRAINING(t, ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED),
+              .optimizer = ck_clipped_adamw);
   struct ck_state state = ck_state_take(t.model);
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
   ck_fails(ek_state_write(t.model, state.info[0].name, &state.host[0]), EK_ERR_UNAVAILABLE, "copy");

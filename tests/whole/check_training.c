@@ -55,7 +55,7 @@ static void train(double *losses, int order, ek_type precision) {
   ck_assign(setup.options, .bucket_bytes = 4096, .precision = (ek_precision)precision);
   setup.optimizer = adamw;
   if (precision == EK_F16) setup.loss_scale = &none;
-  struct ck_training t = ck_training_opened(&setup);
+  CK_HELD(struct ck_training, t, ck_training_opened(&setup));
   for (int step = 0; step < step_count(); step++) {
     struct ck_batch batch = windows(step);
     CK_GOT(ek_step_result, result, ck_training_step(&t, &batch, &result));
@@ -63,7 +63,6 @@ static void train(double *losses, int order, ek_type precision) {
     ck_assert_double_eq(result.weight, (double)SAMPLES * LENGTH);
   }
   if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
-  ck_training_close(&t);
 }
 
 /* The losses of one device in f32, which all are compared with: trained once. */
