@@ -9,6 +9,15 @@ enum { COLUMNS = CK_ABSOLUTE_COLUMNS };
 
 static const double some_weights[COLUMNS] = {0.5, 1.0, 2.0};
 
+static ek_criterion *make(ek_reduction reduction) {
+  return ck_absolute_error(some_weights, reduction, CK_NO_FAULT, NULL);
+}
+
+/* What most tests run: its mean, without kept outputs. */
+static struct ck_loss *open_mean(struct ck_rig *rig) {
+  return ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
+}
+
 /* ---- it works like the stock ones ---- */
 
 CK_RIG_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
@@ -37,15 +46,14 @@ CK_RIG_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
   }
 }
 
-/* Instead of the outputs at the end of forward, with the coefficient; backward hands it out.
- */
+/* Instead of the outputs at the end of forward, with the coefficient; backward gives it. */
 CK_RIG_LOOP(the_gradient_in_forward, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
   const double gradient[] = {-0.5, 1, 2}, halves[] = {-0.25, 0.5, 1}, half = 0.5, other = 64;
   ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS));
   ek_tensor *t = ck_tensor(rig, targets, CK_SHAPE(1, COLUMNS));
   for (int scaled = 0; scaled < 2; scaled++) {
-    ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+    ek_criterion *c = make(EK_REDUCTION_MEAN);
     if (scaled == 1) c->private_members.coefficients = &half;
     struct ck_loss *loss = ck_loss_open(rig, c, false);
     double totals[2];
@@ -83,8 +91,7 @@ static void stays(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *y, const 
   ck_loss_close(loss);
 }
 
-/* Kept outputs, outputs that others hold, single losses, children, and two terms: not in forward.
- */
+/* Kept outputs, outputs that others hold, single losses, children, two terms: not in forward. */
 CK_RIG_LOOP(the_gradient_waits_for_backward, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1};
   ek_tensor y[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, 3)),
@@ -92,26 +99,22 @@ CK_RIG_LOOP(the_gradient_waits_for_backward, CK_VARIANTS) {
   ek_tensor t[2] = {*ck_tensor(rig, targets, CK_SHAPE(1, 3)),
                     *ck_tensor(rig, targets, CK_SHAPE(1, 3))};
   double scale = 0;
-  struct ck_loss *loss = ck_loss_open(
-      rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), true);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), true);
   stays(rig, loss, y, t, outputs);
 
-  loss = ck_loss_open(rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL),
-                      false);
+  loss = open_mean(rig);
   CK_GOT(ek_tensor, held, ek_tensor_share(&held, &y[0]));
   stays(rig, loss, y, t, outputs);
   ek_tensor_free(&held);
 
-  loss = ck_loss_open(rig, ck_absolute_error(some_weights, EK_REDUCTION_NONE, CK_NO_FAULT, NULL),
-                      false);
+  loss = ck_loss_open(rig, make(EK_REDUCTION_NONE), false);
   stays(rig, loss, y, t, outputs);
   ck_set(&y[0], outputs);
 
   loss = ck_loss_open(rig, ck_pair(some_weights, some_weights, CK_NO_FAULT), false);
   stays(rig, loss, y, t, outputs);
 
-  loss = ck_loss_open(rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL),
-                      false);
+  loss = open_mean(rig);
   ck_ok(ek_pass_open(&loss->pass, loss->replica, NULL));
   ck_assert(!ek_pass_gradient_now(&scale, loss->pass)); /* not in forward */
   ck_assert(!ek_pass_gradient_now(&scale, NULL));
@@ -122,8 +125,7 @@ CK_RIG_LOOP(single_losses, CK_VARIANTS) {
   const double want[] = {0.5, 0.5, 4}, gradient[] = {-1.5, 0, 1};
   ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS));
   ek_tensor *t = ck_tensor(rig, targets, CK_SHAPE(1, COLUMNS));
-  struct ck_loss *loss = ck_loss_open(
-      rig, ck_absolute_error(some_weights, EK_REDUCTION_NONE, CK_NO_FAULT, NULL), false);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_NONE), false);
   ck_loss_forward(loss, y, t, NULL);
   ck_within("losses", ck_read(rig, &loss->losses), want, NULL, 3);
 
@@ -226,8 +228,7 @@ CK_RIG_LOOP(totals_have_a_place, CK_VARIANTS) {
 CK_RIG_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
   ek_tensor inputs[2] = {*ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS)),
                          *ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS))};
-  struct ck_loss *loss = ck_loss_open(
-      rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
+  struct ck_loss *loss = open_mean(rig);
   ck_ok(ek_pass_open(&loss->pass, loss->replica, NULL));
   ek_tensor gradients[2] = {{0}};
   CK_OPENED(ek_tensor, totals, ek_pass_run_forward(&totals, loss->pass, inputs));
@@ -241,8 +242,7 @@ CK_RIG_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
 /* ---- order of calls ---- */
 
 CK_RIG_TEST(only_inside_forward_or_backward, NULL, EK_F32) {
-  struct ck_loss *loss = ck_loss_open(
-      rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
+  struct ck_loss *loss = open_mean(rig);
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3)), taken = {0};
   ek_tensor target = *ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
   ck_ok(ek_pass_open(&loss->pass, loss->replica, NULL));
@@ -298,7 +298,7 @@ CK_TEST(faults_of_a_criterion_leave_nothing) {
 CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
   ek_tensor *t = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
-  ek_criterion *criterion = ck_absolute_error(some_weights, EK_REDUCTION_NONE, CK_NO_FAULT, NULL);
+  ek_criterion *criterion = make(EK_REDUCTION_NONE);
   ck_loss_failures(rig, criterion, x, t);
   ek_criterion_free(criterion);
 }
@@ -307,7 +307,7 @@ CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
 
 CK_TEST(bad_bases) {
   ek_criterion c;
-  ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+  ek_criterion *made = make(EK_REDUCTION_MEAN);
   ek_module_ops ops = *ek_module_table(&made->base);
   ek_criterion_free(made);
   const ek_module_ops good = ops;
@@ -368,8 +368,7 @@ CK_TEST(references) {
 }
 
 CK_RIG_TEST(bad_tensors, "cpu:2", EK_F32) {
-  struct ck_loss *loss = ck_loss_open(
-      rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
+  struct ck_loss *loss = open_mean(rig);
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3)), t = {0};
   ek_tensor none = {0}, host;
   float numbers[3] = {0};

@@ -9,9 +9,8 @@
  * the same with an address space that ends somewhere, from the first product of the process on.
  */
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include "ck_fork.h"
 #include "ck_training.h"
 #include "host_calls.h"
 
@@ -85,7 +84,7 @@ static struct ck_setup setup_of(int mode) {
 
 /* ---- an address space that ends ---- */
 
-enum { CHILDREN = 64, MOST_CHILDREN = 4 * CHILDREN, ENOUGH = 11, STEP_MIB = 5, PATIENCE = 60 };
+enum { CHILDREN = 64, MOST_CHILDREN = 4 * CHILDREN, ENOUGH = 11, STEP_MIB = 5 };
 
 static uint64_t address_space(void) {
   unsigned long pages = 0;
@@ -112,15 +111,9 @@ static int live_with(struct run *run, uint64_t room) {
 
 /* In a process that has made no product yet. */
 static int child_with(struct run *run, uint64_t room) {
-  (void)fflush(NULL);
-  int state = -1;
-  const pid_t pid = fork();
-  if (pid == 0) {
-    (void)alarm(PATIENCE);
-    _exit(live_with(run, room));
-  }
-  if (pid <= 0 || waitpid(pid, &state, 0) != pid) return -1;
-  return WIFEXITED(state) ? WEXITSTATUS(state) : 1000 + WTERMSIG(state);
+  int code = -1;
+  if (ck_forked(&code)) _exit(live_with(run, room));
+  return code;
 }
 
 /* The first case of this program. More room is not always enough where less was: for each thread

@@ -16,14 +16,13 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
+#include "ck_fork.h"
 #include "ck_training.h"
 
-enum { STEPS = 3, SAMPLES = 5, FIRST_PRODUCTS = 16, PATIENCE = 60 };
+enum { STEPS = 3, SAMPLES = 5, FIRST_PRODUCTS = 16 };
 
 /* ---- in front of oneDNN ---- */
 
@@ -152,22 +151,12 @@ static ek_status play(struct outcome *outcome, const struct scene *scene) {
 
 /* False where the system has no filters. */
 static bool run(struct outcome *result, struct scene scene) {
-  struct outcome *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
-                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ck_assert(shared != MAP_FAILED);
-  (void)fflush(NULL);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    (void)alarm(PATIENCE);
-    _exit(play(shared, &scene) == EK_OK ? 0 : 1);
-  }
-  int state = -1;
-  ck_assert(pid > 0 && waitpid(pid, &state, 0) == pid);
+  int code = -1;
+  struct outcome *shared = ck_shared(sizeof *shared);
+  if (ck_forked(&code)) _exit(play(shared, &scene) == EK_OK ? 0 : 1);
   *result = *shared;
-  (void)munmap(shared, sizeof *shared);
-  if (WIFEXITED(state) && WEXITSTATUS(state) == 77) return false;
-  ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "way %d at call %d: state %x",
-                (int)scene.way, scene.at, (unsigned)state);
+  if (code == 77) return false;
+  ck_assert_msg(code == 0, "way %d at call %d: exit %d", (int)scene.way, scene.at, code);
   return true;
 }
 

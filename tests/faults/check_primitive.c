@@ -7,14 +7,10 @@
  * this one has used the library. It multiplies small whole numbers, in each kind of product that
  * layers have, and says what came of it. Numbers must be right whatever oneDNN does.
  */
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+#include "ck_fork.h"
 #include "dnnl_stand_in.h"
-#include "ek_check.h"
 
-enum { ROWS = 5, IN = 7, OUT = 6, PATIENCE = 60 };
+enum { ROWS = 5, IN = 7, OUT = 6 };
 
 struct outcome {       /* of a process */
   ek_status status[2]; /* of all products, the first time and the second; of a group not opened */
@@ -156,27 +152,18 @@ static void live(struct outcome *outcome, const char *spec) {
 
 static struct outcome run_on(const char *spec, enum dnnl_stand_in_flaw flaw, int form,
                              const char *variable, const char *value) {
-  struct outcome *shared =
-      mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ck_assert(shared != MAP_FAILED);
-  (void)fflush(NULL);
-  int state = -1;
-  const pid_t pid = fork();
-  if (pid == 0) {
-    (void)alarm(PATIENCE);
+  int code = -1;
+  struct outcome *shared = ck_shared(sizeof *shared);
+  if (ck_forked(&code)) {
     ck_assign(dnnl_stand_in, .flaw = flaw, .form = form);
     (void)unsetenv("EVENKEEL_PRODUCTS");
     (void)unsetenv("EVENKEEL_ISA");
     if (variable != NULL) (void)setenv(variable, value, 1);
     live(shared, spec);
   }
-  ck_assert(pid > 0 && waitpid(pid, &state, 0) == pid);
-  ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "flaw %d, form %d: %x", (int)flaw,
-                form, (unsigned)state);
-  const struct outcome outcome = *shared;
-  (void)munmap(shared, sizeof *shared);
-  ck_assert_msg(outcome.wrong == 0, "flaw %d, form %d: %d wrong", (int)flaw, form, outcome.wrong);
-  return outcome;
+  ck_assert_msg(code == 0, "flaw %d, form %d: exit %d", (int)flaw, form, code);
+  ck_assert_msg(shared->wrong == 0, "flaw %d, form %d: %d wrong", (int)flaw, form, shared->wrong);
+  return *shared;
 }
 
 static struct outcome run_with(enum dnnl_stand_in_flaw flaw, int form) {

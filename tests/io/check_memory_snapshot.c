@@ -7,10 +7,9 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "ck_folder.h"
+#include "ck_fork.h"
 #include "ck_linears.h"
 #include "ck_viewer.h"
 
@@ -459,15 +458,14 @@ CK_TEST(misuse_is_refused) {
   ck_invalid(ek_memory_holders(NULL, &count, 1, device, true), "holders");
   ck_invalid(ek_memory_holders(NULL, NULL, 0, device, true), "count");
   ck_invalid(ek_memory_holders(NULL, &count, 0, NULL, true), "device");
-  const pid_t child = fork();
-  if (child == 0) {
+  int code = -1;
+  if (ck_forked(&code)) {
     const bool refused = ek_memory_snapshot(group, path) == EK_ERR_STATE &&
                          ek_memory_snapshot_when_full(group, path) == EK_ERR_STATE &&
                          ek_memory_holders(NULL, &count, 0, device, true) == EK_ERR_STATE;
     _exit(refused ? 0 : 1);
   }
-  int status = -1;
-  ck_assert(waitpid(child, &status, 0) == child && status == 0);
+  ck_assert_int_eq(code, 0);
   ck_ok(ek_memory_snapshot_when_full(group, path)); /* the group frees what that needs */
 }
 

@@ -2,10 +2,8 @@
  * check_trace.c - a trace is read back line by line: what is in it, that spans nest and add up,
  * that counters are the ledger's; and what happens where there is no room, no trace, no file.
  */
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "ck_folder.h"
+#include "ck_fork.h"
 #include "ck_linears.h"
 
 enum { DEVICES = 2, WIDTH = 8, LINES = 4096 };
@@ -290,14 +288,13 @@ CK_TEST(misuse_is_refused) {
 CK_TEST(a_child_traces_nothing) {
   ek_group *group = ck_open("cpu:2", 1);
   ck_ok(ek_trace_start(group, 8));
-  const pid_t child = fork();
-  if (child == 0) {
+  int code = -1;
+  if (ck_forked(&code)) {
     const bool refused =
         ek_trace_start(group, 8) == EK_ERR_STATE && ek_trace_stop(group) == EK_ERR_STATE;
     _exit(refused ? 0 : 1);
   }
-  int status = -1;
-  ck_assert(waitpid(child, &status, 0) == child && status == 0);
+  ck_assert_int_eq(code, 0);
   ck_ok(ek_trace_stop(group));
 }
 

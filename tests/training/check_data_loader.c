@@ -2,10 +2,8 @@
  * check_data_loader.c - batches that are read ahead: which samples they have, errors, seeks, and a
  * loader that is misused.
  */
+#include "ck_fork.h"
 #include "ck_processes.h"
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* A sample is its own number, as i64 [], and i32 [3] of its negative as the target. */
 struct numbers {
@@ -364,17 +362,14 @@ CK_TEST(a_child_of_fork_is_refused) {
   ek_source *source = open_numbers(8);
   CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 2);
   ek_data_loader *loader = open_loader(source, &options);
-  const pid_t child = fork();
-  ck_assert_int_ge(child, 0);
-  if (child == 0) {
+  int code = -1;
+  if (ck_forked(&code)) {
     ek_batch batch;
     const bool good = ek_data_loader_next(&batch, loader) == EK_ERR_STATE &&
                       ek_data_loader_seek(loader, 0) == EK_ERR_STATE;
     _exit(good ? 0 : 1);
   }
-  int status = -1;
-  ck_assert(waitpid(child, &status, 0) == child);
-  ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  ck_assert_int_eq(code, 0);
 }
 
 static const struct ck_part parts[] = {{NULL, run_in_process}};

@@ -10,12 +10,11 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include "ck_fork.h"
 #include "ck_training.h"
 
-enum { PATIENCE = 60, SAMPLES = 6, COUNT = 1 << 17 };
+enum { SAMPLES = 6, COUNT = 1 << 17 };
 
 CK_JOB(nothing) {
   return EK_OK;
@@ -78,15 +77,9 @@ static int child(struct scene *scene) {
 }
 
 static int run_child(struct scene *scene) {
-  (void)fflush(NULL);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    (void)alarm(PATIENCE);
-    _exit(child(scene));
-  }
-  int state = -1;
-  if (pid < 0 || waitpid(pid, &state, 0) != pid) return -1;
-  return WIFEXITED(state) ? WEXITSTATUS(state) : 1000 + WTERMSIG(state);
+  int code = -1;
+  if (ck_forked(&code)) _exit(child(scene));
+  return code;
 }
 
 static atomic_bool stop;

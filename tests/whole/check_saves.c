@@ -4,6 +4,7 @@
  * another writes, and nothing that is no state hides one or counts as one.
  */
 #include "ck_folder.h"
+#include "ck_fork.h"
 #include "ck_linears.h"
 #include "ck_state.h"
 #include "ck_training.h"
@@ -12,10 +13,8 @@
 #include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-enum { SAMPLES = 7, PATIENCE = 60 };
+enum { SAMPLES = 7 };
 
 static const char *folder;
 static struct ck_training t;
@@ -256,19 +255,12 @@ CK_TEST(a_child_leaves_saves_alone) {
   float read = 0;
   ek_tensor host = {.data = &read, .type = EK_F32};
   const char *path = in_folder("number");
-  int state = -1;
+  int code = -1;
   if (!files || CK_TSAN) return; /* it cannot follow threads of a child of fork() */
   CK_GOT(ek_safetensors_writer *, writer, ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
   CK_GOT(ek_checkpoint_write *, write, ek_checkpoint_begin(&write, t.model, folder, NULL));
-  (void)fflush(NULL);
-  const pid_t pid = fork();
-  ck_assert_int_ge(pid, 0);
-  if (pid == 0) {
-    (void)alarm(PATIENCE);
-    _exit(child_of(write, writer));
-  }
-  ck_assert_int_eq(waitpid(pid, &state, 0), pid);
-  ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "the child ended with %x", state);
+  if (ck_forked(&code)) _exit(child_of(write, writer));
+  ck_assert_int_eq(code, 0);
   ck_assert(exists("number.tmp"));
   ck_ok(ek_checkpoint_end(write));
   ck_ok(ek_safetensors_write(writer, 0, &number, 4));
@@ -283,21 +275,16 @@ CK_TEST(a_child_leaves_saves_alone) {
 /* Nor by way of a trainer, which its child frees, too. */
 CK_TEST(a_child_leaves_a_trainers_save_alone) {
   struct ck_linears it;
-  int state = -1;
+  int code = -1;
   if (!files || CK_TSAN) return; /* it cannot follow threads of a child of fork() */
   ck_linears_open(&it, "cpu:2", CK_LINEARS_WIDTH, EK_MODE_SHARDED);
   ck_ok(ck_linears_step(&it));
   ck_ok(ek_trainer_save_begin(it.trainer, folder, NULL));
-  (void)fflush(NULL);
-  const pid_t pid = fork();
-  ck_assert_int_ge(pid, 0);
-  if (pid == 0) {
-    (void)alarm(PATIENCE);
+  if (ck_forked(&code)) {
     if (ek_trainer_save_end(it.trainer) != EK_ERR_STATE) _exit(1);
     _exit(ek_trainer_close(it.trainer) == EK_OK ? 0 : 2);
   }
-  ck_assert_int_eq(waitpid(pid, &state, 0), pid);
-  ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "the child ended with %x", state);
+  ck_assert_int_eq(code, 0);
   ck_ok(ek_trainer_save_end(it.trainer));
   CK_GOT(ek_checkpoint_info, info, ek_trainer_load(&info, it.trainer, folder));
   ck_assert_int_eq(info.step, 1);
