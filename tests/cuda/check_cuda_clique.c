@@ -120,7 +120,7 @@ CK_TEST(one_thread_in_a_communicator) {
   cuemu_release();
   pthread_join(thread, &status);
   ck_assert_int_eq(*(ek_status *)status, EK_OK);
-  ck_assert_uint_eq(cuemu_nccl_overlaps(), 0);
+  ck_assert_uint_eq(cuemu_counted(CUEMU_NCCL_OVERLAPS), 0);
 }
 
 /* ---- loading ---- */
@@ -518,10 +518,11 @@ CK_LOOP(gathers_after_an_update_are_one_call, 2) {
   ck_ok(ck_training_step(&training, &batch, NULL));
   ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
   ck_ok(ek_group_synchronize(training.group));
-  const unsigned long launches = cuemu_nccl_launches(), parts = cuemu_calls(0, CUEMU_NCCL);
+  const unsigned long launches = cuemu_counted(CUEMU_NCCL_LAUNCHES),
+                      parts = cuemu_calls(0, CUEMU_NCCL);
   ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
   ck_ok(ek_group_synchronize(training.group));
-  ck_assert_uint_eq(cuemu_nccl_launches() - launches, 2 * DEVICES);
+  ck_assert_uint_eq(cuemu_counted(CUEMU_NCCL_LAUNCHES) - launches, 2 * DEVICES);
   ck_assert_uint_gt(cuemu_calls(0, CUEMU_NCCL) - parts, 3);
   ck_training_replicas_agree(&training);
 }
@@ -536,10 +537,11 @@ CK_LOOP(sums_that_are_complete_together_are_one_call, 2 * 3) {
   setup.options.bucket_bytes = (7 * 19 + 19 * 9 + 9 * 5) * sizeof(float); /* the matrices */
   struct ck_training training = ck_training_opened(&setup);
   ck_ok(ek_group_synchronize(training.group));
-  const unsigned long launches = cuemu_nccl_launches(), parts = cuemu_calls(0, CUEMU_NCCL);
+  const unsigned long launches = cuemu_counted(CUEMU_NCCL_LAUNCHES),
+                      parts = cuemu_calls(0, CUEMU_NCCL);
   ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
   ck_ok(ek_group_synchronize(training.group));
-  ck_assert_uint_eq(cuemu_nccl_launches() - launches, 2 * DEVICES);
+  ck_assert_uint_eq(cuemu_counted(CUEMU_NCCL_LAUNCHES) - launches, 2 * DEVICES);
   ck_assert_uint_ge(cuemu_calls(0, CUEMU_NCCL) - parts, 3); /* uneven shares are one each */
   ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
   ck_training_replicas_agree(&training);
@@ -563,10 +565,10 @@ CK_TEST(a_sum_and_the_next_gather_are_one_call) {
     struct ck_batch batch = ck_batch_make(&workload, EK_F32, 3, 0, 2);
     struct ck_training training = ck_training_opened(&setup);
     ck_ok(ek_group_synchronize(training.group));
-    const unsigned long before = cuemu_nccl_launches();
+    const unsigned long before = cuemu_counted(CUEMU_NCCL_LAUNCHES);
     ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
     ck_ok(ek_group_synchronize(training.group));
-    calls[more] = cuemu_nccl_launches() - before;
+    calls[more] = cuemu_counted(CUEMU_NCCL_LAUNCHES) - before;
   }
   ck_assert_uint_eq(calls[1] - calls[0], 2 * DEVICES);
 }

@@ -227,11 +227,11 @@ static unsigned long product(ek_device *device, int side, double beta, int *chos
   for (int i = 0; i < side * side; i++) values[i] = i % 5 - 2;
   CK_HELD(ek_tensor, a, ck_upload(device, EK_F32, values, CK_SHAPE(side, side)));
   CK_HELD(ek_tensor, c, ck_upload(device, EK_F32, values, CK_SHAPE(side, side)));
-  for (int i = 0; i < 4; i++) before[i] = cuemu_algorithm_calls(i);
+  for (int i = 0; i < 4; i++) before[i] = cuemu_counted(CUEMU_BY_ALGORITHM + i);
   ck_ok(ek_op_matmul(ek_device_stream(device, EK_STREAM_COMPUTE), &c, &a, false, &a, false, beta));
   *chosen = -1;
   for (int i = 0; i < 4; i++) {
-    const unsigned long more = cuemu_algorithm_calls(i) - before[i];
+    const unsigned long more = cuemu_counted(CUEMU_BY_ALGORITHM + i) - before[i];
     if (more > 0) *chosen = *chosen < 0 ? i : -2;
     calls += more;
   }
@@ -492,9 +492,9 @@ static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type type) 
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
   ek_trainer *trainer = open_gpt(o, type);
-  const unsigned long before = cuemu_unaligned_products();
+  const unsigned long before = cuemu_counted(CUEMU_UNALIGNED_PRODUCTS);
   ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
-  const unsigned long after = cuemu_unaligned_products();
+  const unsigned long after = cuemu_counted(CUEMU_UNALIGNED_PRODUCTS);
   ck_ok(ek_trainer_close(trainer));
   return after - before;
 }
@@ -528,12 +528,12 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   ek_trainer *trainer = open_gpt(&o, EK_F32);
   if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
   for (int i = 0; i < STEPS; i++) {
-    const unsigned long before = counts_now().products, known = cuemu_descriptions();
-    const unsigned long attributes = cuemu_attribute_calls();
+    const unsigned long before = counts_now().products, known = cuemu_counted(CUEMU_DESCRIPTIONS);
+    const unsigned long attributes = cuemu_counted(CUEMU_ATTRIBUTE_CALLS);
     ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
-    asked += cuemu_attribute_calls() - attributes;
+    asked += cuemu_counted(CUEMU_ATTRIBUTE_CALLS) - attributes;
     products[i] = counts_now().products - before;
-    described[i] = cuemu_descriptions() - known;
+    described[i] = cuemu_counted(CUEMU_DESCRIPTIONS) - known;
   }
   ck_assert_uint_eq(products[1], products[2]);
   ck_assert_uint_eq(asked, 0);
@@ -608,9 +608,11 @@ CK_LOOP(a_table_has_more_rows_for_products, FUSED_TYPES + 1) {
   for (int fused = 0; fused < 2; fused++) {
     ek_trainer *trainer =
         open_table(SPEC, fused == 1, EK_MODE_REPLICATED, type, lends ? EK_BF16 : EK_F32);
-    const unsigned long before = cuemu_uneven_products();
+    const unsigned long before = cuemu_counted(CUEMU_UNEVEN_PRODUCTS);
     train_table(trainer, TABLE_STEPS);
-    ck_assert_uint_eq(cuemu_uneven_products() - before, fused == 0 ? 3 : lends ? 1 : 0);
+    ck_assert_uint_eq(cuemu_counted(CUEMU_UNEVEN_PRODUCTS) - before, fused == 0 ? 3
+                                                                     : lends    ? 1
+                                                                                : 0);
     values[fused] = numbers();
     count[fused] = table_state(values[fused], trainer, false);
     ck_assert_int_le(count[fused], TABLE_STATE);

@@ -307,18 +307,18 @@ CK_TEST(waits_of_a_step) {
   ek_step_result result;
   for (int i = 0; i < 2; i++) ck_ok(ck_training_step(&training, &batch, &result));
   ck_ok(ek_group_synchronize(training.group));
-  unsigned long before = cuemu_event_waits();
+  unsigned long before = cuemu_counted(CUEMU_EVENT_WAITS);
   ck_ok(ck_training_step(&training, &batch, &result));
-  ck_assert_uint_eq(cuemu_event_waits() - before, UPLOADS + 2);
+  ck_assert_uint_eq(cuemu_counted(CUEMU_EVENT_WAITS) - before, UPLOADS + 2);
   ck_ok(begin(&training, &batch));
   for (int i = 0; i < 3; i++) {
-    before = cuemu_event_waits();
+    before = cuemu_counted(CUEMU_EVENT_WAITS);
     ck_ok(begin(&training, &batch));
     /* Its own forward, which keeps the host within a step of the GPU; and the norm of the step
      * before, which is there by then. */
-    ck_assert_uint_eq(cuemu_event_waits() - before, UPLOADS + 2);
+    ck_assert_uint_eq(cuemu_counted(CUEMU_EVENT_WAITS) - before, UPLOADS + 2);
     ck_ok(ek_data_parallel_optimizer_step_end(&result, training.optimizer));
-    ck_assert_uint_eq(cuemu_event_waits() - before, UPLOADS + 2);
+    ck_assert_uint_eq(cuemu_counted(CUEMU_EVENT_WAITS) - before, UPLOADS + 2);
   }
 }
 

@@ -99,21 +99,30 @@ void cuemu_hang(int device, enum cuemu_kind kind, unsigned long nth);
 void cuemu_release(void);
 
 /* The nth call of the kind from now waits until the device is idle, as a call of CUDA may that
- * needs
-   the context for itself. */
+ * needs the context for itself. */
 void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth);
 
-/* Copies between devices without peer access, which go through the host, since the last reset. */
-unsigned long cuemu_staged_copies(void);
+enum {
+  CUEMU_STAGED_COPIES,   /* between devices without peer access, which go through the host */
+  CUEMU_NCCL_LAUNCHES,   /* calls of NCCL that queued collectives, a group counts once */
+  CUEMU_NCCL_OVERLAPS,   /* two threads in NCCL for one communicator at the same time */
+  CUEMU_ATTRIBUTE_CALLS, /* of cudaFuncSetAttribute() and cudaDeviceGetAttribute() */
+  CUEMU_EVENT_WAITS,  /* of the host, for events that have ended: queries that gave cudaSuccess */
+  CUEMU_DESCRIPTIONS, /* of products and matrices, that were made */
+  /* Products of which the heuristic of cuBLASLt was asked: with a matrix whose rows (columns, to
+   * it) do not begin at multiples of 16 bytes; with a size above 4096 that is no multiple of 64. */
+  CUEMU_UNALIGNED_PRODUCTS,
+  CUEMU_UNEVEN_PRODUCTS,
+  CUEMU_BY_ALGORITHM, /* the first of four: products by the algorithm with this number */
+  CUEMU_COUNTED = CUEMU_BY_ALGORITHM + 4
+};
+
+/* Since the last reset; `what` is one of these. */
+unsigned long cuemu_counted(int what);
 
 /* The config.maxCTAs of the communicator that was made last; INT_MIN: it was left undefined. */
 int cuemu_nccl_most_ctas(void);
 
-/* Calls of NCCL that queued collectives, a group counts once, since the last reset. */
-unsigned long cuemu_nccl_launches(void);
-
-/* How often two threads were in NCCL for one communicator at the same time since the last reset. */
-unsigned long cuemu_nccl_overlaps(void);
 unsigned cuemu_hanging(void); /* streams that hang now */
 
 /* Calls of the kind since the last reset, failed ones too. */
@@ -126,39 +135,17 @@ void cuemu_set_epilogues(unsigned bits);
 void cuemu_set_slow(unsigned bits);
 
 /* How long each of the four algorithms of cuBLASLt takes beside the others, as events measure it,
- * in
-   nanoseconds. */
+ * in nanoseconds. */
 void cuemu_set_algorithm_times(const unsigned nanoseconds[4]);
-
-/* Products by the algorithm with this number since the last reset. */
-unsigned long cuemu_algorithm_calls(int algorithm);
 
 /* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and marks as
  * useless, which are an error of the code that takes them, and those that it marks as good and the
  * product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
-/* cudaFuncSetAttribute() and cudaDeviceGetAttribute() since the last reset. */
-unsigned long cuemu_attribute_calls(void);
-
-/* Waits of the host for events that have ended: queries that were answered with cudaSuccess, since
- * the last reset. */
-unsigned long cuemu_event_waits(void);
-
-/* Descriptions of products and matrices that were made since the last reset. */
-unsigned long cuemu_descriptions(void);
-
 /* The heuristic answers CUBLAS_STATUS_INVALID_VALUE for a product with an epilogue one of whose
  * sizes is 1. */
 void cuemu_call_ones_invalid(bool invalid);
-
-/* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows
- * (columns, to
-   it) that do not begin at multiples of 16 bytes, since the last reset. */
-unsigned long cuemu_unaligned_products(void);
-
-/* How often it was asked for a product with a size above 4096 that is no multiple of 64. */
-unsigned long cuemu_uneven_products(void);
 
 /* What the tool of NVTX has heard, "evenkeel: name name ..."; nothing without CUEMU_NVTX. Returns
  * its length. And how many ranges the calling thread is in. */

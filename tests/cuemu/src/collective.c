@@ -161,7 +161,7 @@ static ncclResult_t submit_one(ncclComm_t comm, cudaStream_t stream, struct part
   if (result != ncclSuccess) return result;
   struct request *request = cuemu_new(sizeof(*request));
   *request = (struct request){NULL, comm, comm->next_number++, part, stream};
-  if (!group.depth) cuemu_add_nccl_launch();
+  if (!group.depth) cuemu_add(CUEMU_NCCL_LAUNCHES);
   if (!group.depth) return start(request);
   *group.tail = request;
   group.tail = &request->next;
@@ -190,7 +190,7 @@ ncclResult_t ncclGroupEnd(void) {
   if (group.depth == 0) return ncclInvalidUsage;
   if (--group.depth) return ncclSuccess;
   ncclResult_t result = ncclSuccess;
-  if (group.requests) cuemu_add_nccl_launch();
+  if (group.requests) cuemu_add(CUEMU_NCCL_LAUNCHES);
   for (struct request *request = group.requests; request;) {
     struct request *next = request->next;
     request->next = NULL;

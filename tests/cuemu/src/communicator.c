@@ -80,7 +80,7 @@ void cuemu_unreference_comm(struct ncclComm *comm) {
 
 void cuemu_comm_enter(struct ncclComm *comm) {
   if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_RELAXED) != 0) {
-    cuemu_add_overlap();
+    cuemu_add(CUEMU_NCCL_OVERLAPS);
     fprintf(stderr, "cuemu: NCCL: two threads in one communicator, of rank %d\n", comm->rank);
   }
   if (cuemu_settings.nccl_call_us) usleep(cuemu_settings.nccl_call_us);

@@ -76,7 +76,7 @@ static cudaError_t queue_copy(struct copy copy, enum cudaMemcpyKind kind, cudaSt
   const bool between = to == CUEMU_ON_DEVICE && from == CUEMU_ON_DEVICE && to_device != from_device;
   const bool staged = between && !cuemu_reaches(to_device, from_device) &&
                       !cuemu_reaches(from_device, to_device);
-  if (staged) cuemu_add_staged();
+  if (staged) cuemu_add(CUEMU_STAGED_COPIES);
   struct copy *c = cuemu_new(sizeof(*c));
   *c = copy;
   c->broken = between && !staged && cuemu_settings.broken_peer;

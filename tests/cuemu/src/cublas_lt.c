@@ -81,7 +81,7 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale_type) {
-  cuemu_add_description();
+  cuemu_add(CUEMU_DESCRIPTIONS);
   *desc = cuemu_new(sizeof(**desc));
   (*desc)->compute = compute;
   (*desc)->scale_type = scale_type;
@@ -123,7 +123,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld) {
-  cuemu_add_description();
+  cuemu_add(CUEMU_DESCRIPTIONS);
   *layout = cuemu_new(sizeof(**layout));
   **layout = (struct cuemu_lt_layout){type, rows, cols, ld};
   return CUBLAS_STATUS_SUCCESS;
@@ -295,8 +295,8 @@ static void count_unaligned(cublasLtMatmulPreference_t preference,
     const uint32_t told = preference->alignment[i];
     aligned = aligned && bytes % 16 == 0 && (told == 0 || told >= 16);
   }
-  if (!aligned) cuemu_add_unaligned();
-  if (uneven) cuemu_add_uneven();
+  if (!aligned) cuemu_add(CUEMU_UNALIGNED_PRODUCTS);
+  if (uneven) cuemu_add(CUEMU_UNEVEN_PRODUCTS);
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,

@@ -207,7 +207,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-  cuemu_add_attribute_call();
+  cuemu_add(CUEMU_ATTRIBUTE_CALLS);
   CUEMU_TRY(check_device(device));
   switch (attribute) {
   case cudaDevAttrMultiProcessorCount: *value = PROCESSORS; return cudaSuccess;

@@ -182,7 +182,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   pthread_mutex_unlock(&event->mutex);
   want(event, number);
   cudaError_t error = cuemu_sticky(event->device);
-  if (!pending) cuemu_add_event_wait();
+  if (!pending) cuemu_add(CUEMU_EVENT_WAITS);
   return cuemu_result(error != cudaSuccess ? error : pending ? cudaErrorNotReady : cudaSuccess);
 }
 

@@ -23,9 +23,7 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static _Atomic unsigned long overlaps, staged, unaligned, uneven, descriptions, event_waits,
-    attributes, nccl_launches,
-    algorithms[4];
+static _Atomic unsigned long counted[CUEMU_COUNTED];
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -102,31 +100,8 @@ void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth) {
   pthread_mutex_unlock(&mutex);
 }
 
-void cuemu_add_overlap(void) { overlaps++; }
-unsigned long cuemu_nccl_overlaps(void) { return overlaps; }
-
-void cuemu_add_staged(void) { staged++; }
-unsigned long cuemu_staged_copies(void) { return staged; }
-
-void cuemu_add_unaligned(void) { unaligned++; }
-unsigned long cuemu_unaligned_products(void) { return unaligned; }
-
-void cuemu_add_uneven(void) { uneven++; }
-unsigned long cuemu_uneven_products(void) { return uneven; }
-
-void cuemu_add_description(void) { descriptions++; }
-void cuemu_add_nccl_launch(void) { nccl_launches++; }
-unsigned long cuemu_nccl_launches(void) { return nccl_launches; }
-void cuemu_add_attribute_call(void) { attributes++; }
-unsigned long cuemu_attribute_calls(void) { return attributes; }
-void cuemu_add_event_wait(void) { event_waits++; }
-unsigned long cuemu_event_waits(void) { return event_waits; }
-unsigned long cuemu_descriptions(void) { return descriptions; }
-
-void cuemu_add_algorithm(int algorithm) {
-  if (algorithm >= 0) algorithms[algorithm]++;
-}
-unsigned long cuemu_algorithm_calls(int algorithm) { return algorithms[algorithm]; }
+void cuemu_add(int what) { counted[what]++; }
+unsigned long cuemu_counted(int what) { return counted[what]; }
 
 void cuemu_release(void) {
   pthread_mutex_lock(&mutex);
@@ -153,9 +128,7 @@ void cuemu_reset(void) {
   cuemu_release();
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
-  overlaps = staged = unaligned = uneven = 0;
-  descriptions = event_waits = attributes = nccl_launches = 0;
-  for (int i = 0; i < 4; i++) algorithms[i] = 0;
+  for (int i = 0; i < CUEMU_COUNTED; i++) counted[i] = 0;
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);
   cuemu_clear_sticky();

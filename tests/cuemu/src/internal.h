@@ -94,8 +94,7 @@ void cuemu_free_device_memory(int device);
 bool cuemu_take_hidden(int device, size_t bytes);
 void cuemu_give_hidden(int device, size_t bytes);
 /* Makes sure that code is on a device; `code` is an address or any other number; `name` is that of
- * a
-   kernel, else NULL. */
+ * a kernel, else NULL. */
 bool cuemu_load(int device, const void *code, const char *name);
 void cuemu_unload(int device);
 /* Whether what the calling thread launches is only to be loaded. */
@@ -156,15 +155,7 @@ bool cuemu_runs_into_hang(int device, enum cuemu_kind kind);
 void cuemu_hang_here(void); /* until released */
 bool cuemu_hangs_armed(void);
 void cuemu_faults_from_environment(void);
-void cuemu_add_overlap(void);
-void cuemu_add_staged(void);
-void cuemu_add_unaligned(void);
-void cuemu_add_uneven(void);
-void cuemu_add_description(void);
-void cuemu_add_event_wait(void);
-void cuemu_add_attribute_call(void);
-void cuemu_add_nccl_launch(void);
-void cuemu_add_algorithm(int algorithm);
+void cuemu_add(int what);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
 /* ---- executor: block.c ---- */

@@ -50,7 +50,7 @@ static size_t shared_limit(const void *kernel, int device) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
-  cuemu_add_attribute_call();
+  cuemu_add(CUEMU_ATTRIBUTE_CALLS);
   CUEMU_TRY(cuemu_enter());
   if (!kernel) return cuemu_result(cudaErrorInvalidDeviceFunction);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||

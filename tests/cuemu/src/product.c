@@ -223,7 +223,7 @@ cublasStatus_t cuemu_queue_product(const struct cuemu_product *product, int devi
   if (!cuemu_load(device, kind_of(product), NULL)) return CUBLAS_STATUS_ALLOC_FAILED;
   struct cuemu_product *p = cuemu_new(sizeof(*p));
   *p = *product;
-  cuemu_add_algorithm(p->algorithm);
+  if (p->algorithm >= 0) cuemu_add(CUEMU_BY_ALGORITHM + p->algorithm);
   cuemu_enqueue(stream, CUEMU_BLAS, cuemu_only_loads() ? NULL : run_product, free, p);
   return CUBLAS_STATUS_SUCCESS;
 }
