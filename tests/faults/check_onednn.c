@@ -97,15 +97,6 @@ static bool keep_memory_from_becoming_code(void) {
   return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-static uint64_t hash(const double *values, int64_t count) {
-  uint64_t result = 14695981039346656037u, bits = 0;
-  for (int64_t i = 0; i < count; i++) {
-    memcpy(&bits, &values[i], sizeof bits);
-    result = (result ^ bits) * 1099511628211u;
-  }
-  return result;
-}
-
 /* All steps go well in the end, as one that fails is done again. */
 static ek_status train(struct outcome *outcome, const struct ck_setup *setup,
                        const struct ck_batch *batch, ek_group *group, const struct scene *scene) {
@@ -118,7 +109,7 @@ static ek_status train(struct outcome *outcome, const struct ck_setup *setup,
     if (status != EK_OK) status = ck_training_step(&training, batch, NULL);
   }
   double *values = ck_training_read(&training, CK_VALUES);
-  outcome->bits = hash(values, ck_count(values));
+  outcome->bits = ck_hash(CK_HASH, values, (size_t)ck_count(values) * sizeof *values);
   ck_training_close(&training);
   return status;
 }

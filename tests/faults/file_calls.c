@@ -67,12 +67,12 @@ static int refused(char letter) {
 }
 
 /* The C library's own function of this name. */
-#define NEXT(name, type, ...)                                                                      \
-  static type (*next)(__VA_ARGS__);                                                                \
+#define NEXT(name)                                                                                 \
+  static __typeof__(&name) next;                                                                   \
   if (next == NULL) *(void **)(void *)&next = dlsym(RTLD_NEXT, #name)
 
 int open(const char *path, int flags, ...) {
-  NEXT(open, int, const char *, int, ...);
+  NEXT(open);
   va_list more;
   va_start(more, flags);
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
@@ -84,7 +84,7 @@ int open(const char *path, int flags, ...) {
 static int goes_on(void) { return wanted == FILE_SHORT || wanted == FILE_FLIP; }
 
 ssize_t pwrite(int file, const void *data, size_t bytes, off_t place) {
-  NEXT(pwrite, ssize_t, int, const void *, size_t, off_t);
+  NEXT(pwrite);
   if (!refused('w')) return next(file, data, bytes, place);
   if (!goes_on()) return -1;
   if (wanted == FILE_SHORT) return next(file, data, (bytes + 1) / 2, place);
@@ -98,57 +98,46 @@ ssize_t pwrite(int file, const void *data, size_t bytes, off_t place) {
 }
 
 ssize_t pread(int file, void *data, size_t bytes, off_t place) {
-  NEXT(pread, ssize_t, int, void *, size_t, off_t);
+  NEXT(pread);
   if (!refused('p')) return next(file, data, bytes, place);
   return goes_on() ? next(file, data, (bytes + 1) / 2, place) : -1;
 }
 
-int fallocate(int file, int mode, off_t place, off_t bytes) {
-  NEXT(fallocate, int, int, int, off_t, off_t);
-  return refused('a') ? -1 : next(file, mode, place, bytes);
-}
+/* A whole function: the next one's, unless it is refused. */
+#define CALL(name, letter, parameters, arguments)                                                  \
+  int name parameters {                                                                            \
+    NEXT(name);                                                                                    \
+    return refused(letter) ? -1 : next arguments;                                                  \
+  }
+
+CALL(fallocate, 'a', (int file, int mode, off_t place, off_t bytes), (file, mode, place, bytes))
 
 int fsync(int file) {
-  NEXT(fsync, int, int);
+  NEXT(fsync);
   struct stat about;
   const int folder = fstat(file, &about) == 0 && S_ISDIR(about.st_mode);
   return refused(folder ? 'f' : 's') ? -1 : next(file);
 }
 
 int close(int file) {
-  NEXT(close, int, int);
+  NEXT(close);
   const int fails = refused('c');
   const int result = next(file); /* the system has closed it, whatever it says */
   if (fails) errno = error_of(wanted);
   return fails ? -1 : result;
 }
 
-int rename(const char *from, const char *to) {
-  NEXT(rename, int, const char *, const char *);
-  return refused('r') ? -1 : next(from, to);
-}
-
-int unlink(const char *path) {
-  NEXT(unlink, int, const char *);
-  return refused('u') ? -1 : next(path);
-}
-
-int mkdir(const char *path, mode_t mode) {
-  NEXT(mkdir, int, const char *, mode_t);
-  return refused('m') ? -1 : next(path, mode);
-}
-
-int stat(const char *restrict path, struct stat *restrict about) {
-  NEXT(stat, int, const char *, struct stat *);
-  return refused('t') ? -1 : next(path, about);
-}
+CALL(rename, 'r', (const char *from, const char *to), (from, to))
+CALL(unlink, 'u', (const char *path), (path))
+CALL(mkdir, 'm', (const char *path, mode_t mode), (path, mode))
+CALL(stat, 't', (const char *restrict path, struct stat *restrict about), (path, about))
 
 struct dirent *readdir(DIR *folder) {
-  NEXT(readdir, struct dirent *, DIR *);
+  NEXT(readdir);
   return refused('e') ? NULL : next(folder);
 }
 
 DIR *opendir(const char *path) {
-  NEXT(opendir, DIR *, const char *);
+  NEXT(opendir);
   return refused('l') ? NULL : next(path);
 }

@@ -11,17 +11,7 @@
 
 #include "ck_training.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define COUNTS 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define COUNTS 0
-#else
-#define COUNTS 1
-#endif
-#else
-#define COUNTS 1
-#endif
+#define COUNTS (!CK_ASAN && !CK_TSAN)
 
 enum { SAMPLES = 12 };
 

@@ -50,9 +50,9 @@ static int refused(void) {
 }
 
 /* The C library's own function of this name; threads may look for it at once. */
-#define NEXT(name, type, ...)                                                                      \
-  static _Atomic(type (*)(__VA_ARGS__)) found;                                                     \
-  type (*next)(__VA_ARGS__) = atomic_load(&found);                                                 \
+#define NEXT(name)                                                                                 \
+  static _Atomic(__typeof__(&name)) found;                                                         \
+  __typeof__(&name) next = atomic_load(&found);                                                    \
   if (next == NULL) {                                                                              \
     *(void **)(void *)&next = dlsym(RTLD_NEXT, #name);                                             \
     atomic_store(&found, next);                                                                    \
@@ -75,7 +75,7 @@ static int fate(void) {
 }
 
 ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
-  NEXT(sendmsg, ssize_t, int, const struct msghdr *, int)
+  NEXT(sendmsg)
   struct iovec byte;
   const int what = fate();
   if (what < 0) return -1;
@@ -85,7 +85,7 @@ ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
 }
 
 ssize_t recvmsg(int socket, struct msghdr *message, int flags) {
-  NEXT(recvmsg, ssize_t, int, struct msghdr *, int)
+  NEXT(recvmsg)
   struct iovec byte;
   const int what = fate();
   if (what < 0) return -1;
@@ -95,34 +95,34 @@ ssize_t recvmsg(int socket, struct msghdr *message, int flags) {
 }
 
 ssize_t send(int socket, const void *bytes, size_t count, int flags) {
-  NEXT(send, ssize_t, int, const void *, size_t, int)
+  NEXT(send)
   const int what = fate();
   return what < 0 ? -1 : next(socket, bytes, what == 0 || count == 0 ? count : 1, flags);
 }
 
 ssize_t recv(int socket, void *bytes, size_t count, int flags) {
-  NEXT(recv, ssize_t, int, void *, size_t, int)
+  NEXT(recv)
   const int what = fate();
   return what < 0 ? -1 : next(socket, bytes, what == 0 || count == 0 ? count : 1, flags);
 }
 
-int poll(struct pollfd *sockets, nfds_t count, int milliseconds) {
-  NEXT(poll, int, struct pollfd *, nfds_t, int)
-  return refused() ? -1 : next(sockets, count, milliseconds);
-}
+/* A whole function: the next one's, unless it is refused. */
+#define CALL(name, parameters, arguments)                                                          \
+  int name parameters {                                                                            \
+    NEXT(name)                                                                                     \
+    return refused() ? -1 : next arguments;                                                        \
+  }
 
-int setsockopt(int socket, int level, int name, const void *value, socklen_t size) {
-  NEXT(setsockopt, int, int, int, int, const void *, socklen_t)
-  return refused() ? -1 : next(socket, level, name, value, size);
-}
-
-int getsockopt(int socket, int level, int name, void *restrict value, socklen_t *restrict size) {
-  NEXT(getsockopt, int, int, int, int, void *, socklen_t *)
-  return refused() ? -1 : next(socket, level, name, value, size);
-}
+CALL(poll, (struct pollfd * sockets, nfds_t count, int milliseconds),
+     (sockets, count, milliseconds))
+CALL(setsockopt, (int socket, int level, int option, const void *value, socklen_t size),
+     (socket, level, option, value, size))
+CALL(getsockopt,
+     (int socket, int level, int option, void *restrict value, socklen_t *restrict size),
+     (socket, level, option, value, size))
 
 int ioctl(int file, unsigned long request, ...) {
-  NEXT(ioctl, int, int, unsigned long, ...)
+  NEXT(ioctl)
   va_list more;
   va_start(more, request);
   void *argument = va_arg(more, void *);
@@ -130,49 +130,20 @@ int ioctl(int file, unsigned long request, ...) {
   return refused() ? -1 : next(file, request, argument);
 }
 
-int shutdown(int socket, int how) {
-  NEXT(shutdown, int, int, int)
-  return refused() ? -1 : next(socket, how);
-}
+CALL(shutdown, (int socket, int how), (socket, how))
+CALL(socket, (int domain, int type, int protocol), (domain, type, protocol))
 
-int socket(int domain, int type, int protocol) {
-  NEXT(socket, int, int, int, int)
-  return refused() ? -1 : next(domain, type, protocol);
-}
-
-/* With _GNU_SOURCE glibc takes any kind of address, in a union of pointers. */
-int bind(int socket, __CONST_SOCKADDR_ARG address, socklen_t size) {
-  NEXT(bind, int, int, const struct sockaddr *, socklen_t)
-  return refused() ? -1 : next(socket, address.__sockaddr__, size);
-}
-
-int listen(int socket, int backlog) {
-  NEXT(listen, int, int, int)
-  return refused() ? -1 : next(socket, backlog);
-}
-
-int accept4(int socket, __SOCKADDR_ARG address, socklen_t *restrict size, int flags) {
-  NEXT(accept4, int, int, struct sockaddr *, socklen_t *, int)
-  return refused() ? -1 : next(socket, address.__sockaddr__, size, flags);
-}
-
-int connect(int socket, __CONST_SOCKADDR_ARG address, socklen_t size) {
-  NEXT(connect, int, int, const struct sockaddr *, socklen_t)
-  return refused() ? -1 : next(socket, address.__sockaddr__, size);
-}
-
-int getsockname(int socket, __SOCKADDR_ARG address, socklen_t *restrict size) {
-  NEXT(getsockname, int, int, struct sockaddr *, socklen_t *)
-  return refused() ? -1 : next(socket, address.__sockaddr__, size);
-}
-
-int getifaddrs(struct ifaddrs **list) {
-  NEXT(getifaddrs, int, struct ifaddrs **)
-  return refused() ? -1 : next(list);
-}
+CALL(bind, (int socket, __CONST_SOCKADDR_ARG address, socklen_t size), (socket, address, size))
+CALL(listen, (int socket, int backlog), (socket, backlog))
+CALL(accept4, (int socket, __SOCKADDR_ARG address, socklen_t *restrict size, int flags),
+     (socket, address, size, flags))
+CALL(connect, (int socket, __CONST_SOCKADDR_ARG address, socklen_t size), (socket, address, size))
+CALL(getsockname, (int socket, __SOCKADDR_ARG address, socklen_t *restrict size),
+     (socket, address, size))
+CALL(getifaddrs, (struct ifaddrs * *list), (list))
 
 int getaddrinfo(const char *restrict host, const char *restrict service,
                 const struct addrinfo *restrict hints, struct addrinfo **restrict result) {
-  NEXT(getaddrinfo, int, const char *, const char *, const struct addrinfo *, struct addrinfo **)
+  NEXT(getaddrinfo)
   return refused() ? EAI_SYSTEM : next(host, service, hints, result);
 }
