@@ -113,21 +113,20 @@ static ek_module *read_module(const ek_model_folder_options *options) {
 /* A module with its loss has the same parameters, and its folder is the model's. */
 CK_TEST(a_fused_loss_is_the_programs_choice) {
   CK_SET_UP(struct ck_training, from, open_model(&from, make_qwen, "cpu:2", 2, 1));
-  if (!ck_no_files(ek_model_to_folder(from.model, folder, NULL))) {
-    ek_data_parallel_model *model = NULL;
-    float there[VOCABULARY * WIDTH], back[VOCABULARY * WIDTH];
-    CK_SCOPED(ek_module *, module, make_fused(&module));
-    ck_assert_uint_eq(ek_module_targets(module), 1);
-    ck_ok(ek_data_parallel_model_open(&model, from.group, module, NULL));
-    ck_ok(ek_weights_load(model, folder, NULL));
-    ck_ok(ek_model_to_folder(model, folder, NULL));
-    CK_GOT(ek_tensor, host, ek_tensor_host(&host, back, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
-    ck_ok(ek_state_read(&host, model, "tokens.weight"));
-    ck_ok(ek_tensor_host(&host, there, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
-    ck_ok(ek_state_read(&host, from.model, "tokens.weight"));
-    ck_assert_int_eq(memcmp(there, back, sizeof there), 0);
-    ek_data_parallel_model_free(model);
-  }
+  if (ck_no_files(ek_model_to_folder(from.model, folder, NULL))) return;
+  ek_data_parallel_model *model = NULL;
+  float there[VOCABULARY * WIDTH], back[VOCABULARY * WIDTH];
+  CK_SCOPED(ek_module *, module, make_fused(&module));
+  ck_assert_uint_eq(ek_module_targets(module), 1);
+  ck_ok(ek_data_parallel_model_open(&model, from.group, module, NULL));
+  ck_ok(ek_weights_load(model, folder, NULL));
+  ck_ok(ek_model_to_folder(model, folder, NULL));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, back, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
+  ck_ok(ek_state_read(&host, model, "tokens.weight"));
+  ck_ok(ek_tensor_host(&host, there, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
+  ck_ok(ek_state_read(&host, from.model, "tokens.weight"));
+  ck_assert_int_eq(memcmp(there, back, sizeof there), 0);
+  ek_data_parallel_model_free(model);
 }
 
 /* ---- many files ---- */
@@ -191,20 +190,18 @@ CK_TEST(many_files_are_one) {
   struct ck_training from, to;
   open_model(&from, make_llama, "cpu:2", 3, 1);
   open_model(&to, make_llama, "cpu:3", 1, 2);
-  if (!ck_no_files(ek_model_to_folder(from.model, folder, NULL))) {
-    split();
-    struct ck_state before = ck_state_take(to.model);
-    for (size_t i = 0; i < sizeof indexes / sizeof *indexes; i++) {
-      write_file("model.safetensors.index.json", indexes[i].text);
-      ck_fails(ek_weights_load(to.model, folder, NULL), indexes[i].status, indexes[i].word);
-    }
-    ck_state_is("after refused indexes", to.model, &before);
-    ck_fails(ek_model_to_folder(to.model, folder, NULL), EK_ERR_STATE,
-             "index.json of another model");
-    write_file("model.safetensors.index.json", two_files);
-    ck_ok(ek_weights_load(to.model, folder, NULL));
-    ck_runs_agree(&to, &from, CK_VALUES, 0);
+  if (ck_no_files(ek_model_to_folder(from.model, folder, NULL))) return;
+  split();
+  struct ck_state before = ck_state_take(to.model);
+  for (size_t i = 0; i < sizeof indexes / sizeof *indexes; i++) {
+    write_file("model.safetensors.index.json", indexes[i].text);
+    ck_fails(ek_weights_load(to.model, folder, NULL), indexes[i].status, indexes[i].word);
   }
+  ck_state_is("after refused indexes", to.model, &before);
+  ck_fails(ek_model_to_folder(to.model, folder, NULL), EK_ERR_STATE, "index.json of another model");
+  write_file("model.safetensors.index.json", two_files);
+  ck_ok(ek_weights_load(to.model, folder, NULL));
+  ck_runs_agree(&to, &from, CK_VALUES, 0);
 }
 
 /* ---- configurations ---- */
@@ -371,35 +368,33 @@ CK_TEST(tensors_are_made_of_several) {
 
 CK_LOOP(every_allocation_fails_once, 3) {
   CK_SET_UP(struct ck_training, t, open_model(&t, make_qwen, "cpu:2", 4, 1));
-  if (!ck_no_files(ek_model_to_folder(t.model, folder, NULL))) {
-    if (_i == 1) split();
-    struct ck_state before = ck_state_take(t.model);
-    ek_module *module = NULL;
-    uint64_t n = 0;
-    while (ck_host_fails(&n, _i == 0   ? ek_model_from_folder(&module, folder, NULL)
-                             : _i == 1 ? ek_weights_load(t.model, folder, NULL)
-                                       : ek_model_to_folder(t.model, folder, NULL))) {
-      ck_assert_ptr_null(module);
-    }
-    ck_keep(module);
-    ck_ok(ek_weights_load(t.model, folder, NULL));
-    ck_state_is("after failures", t.model, &before);
+  if (ck_no_files(ek_model_to_folder(t.model, folder, NULL))) return;
+  if (_i == 1) split();
+  struct ck_state before = ck_state_take(t.model);
+  ek_module *module = NULL;
+  uint64_t n = 0;
+  while (ck_host_fails(&n, _i == 0   ? ek_model_from_folder(&module, folder, NULL)
+                           : _i == 1 ? ek_weights_load(t.model, folder, NULL)
+                                     : ek_model_to_folder(t.model, folder, NULL))) {
+    ck_assert_ptr_null(module);
   }
+  ck_keep(module);
+  ck_ok(ek_weights_load(t.model, folder, NULL));
+  ck_state_is("after failures", t.model, &before);
 }
 
 /* A file in place of the folder, and one that has become shorter. */
 CK_TEST(folders_that_are_none) {
   CK_SET_UP(struct ck_training, t, open_model(&t, make_llama, "cpu:2", 2, 1));
-  if (!ck_no_files(ek_model_to_folder(t.model, folder, NULL))) {
-    struct ck_state before = ck_state_take(t.model);
-    ck_fails(ek_model_to_folder(t.model, in_folder("config.json"), NULL), EK_ERR_IO, "config.json");
-    ck_fails(ek_model_to_folder(t.model, in_folder("no/folder"), NULL), EK_ERR_NOT_FOUND,
-             "no/folder");
-    ck_fails(ek_weights_load(t.model, in_folder("config.json"), NULL), EK_ERR_CORRUPT, "");
-    ck_assert_int_eq(truncate(in_folder("model.safetensors"), 4000), 0);
-    ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_CORRUPT, "model.safetensors");
-    ck_state_is("after refused folders", t.model, &before);
-  }
+  if (ck_no_files(ek_model_to_folder(t.model, folder, NULL))) return;
+  struct ck_state before = ck_state_take(t.model);
+  ck_fails(ek_model_to_folder(t.model, in_folder("config.json"), NULL), EK_ERR_IO, "config.json");
+  ck_fails(ek_model_to_folder(t.model, in_folder("no/folder"), NULL), EK_ERR_NOT_FOUND,
+           "no/folder");
+  ck_fails(ek_weights_load(t.model, in_folder("config.json"), NULL), EK_ERR_CORRUPT, "");
+  ck_assert_int_eq(truncate(in_folder("model.safetensors"), 4000), 0);
+  ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_CORRUPT, "model.safetensors");
+  ck_state_is("after refused folders", t.model, &before);
 }
 
 CK_SUITE_WITH("model folder", make_parent, remove_parent)

@@ -112,19 +112,22 @@ static ek_trainer_run_options options_of(struct story *story) {
   return options;
 }
 
+static ek_status run_on(ek_run_result *result, const char *devices, ek_source *source,
+                        const ek_trainer_run_options *options) {
+  return ek_trainer_run(result, open_trainer(devices, 0.05), source, STEPS, options);
+}
+
 /* A run from 0 to STEPS without an interruption, and without files. */
 static void run_whole(struct story *story, const ek_trainer_run_options *like) {
   ek_run_result result;
   CK_WITH(ek_trainer_run_options, options, *like, .context = story);
   options.folder = options.best_folder = NULL;
   options.save_every = 0;
-  ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), open_products(), STEPS, &options));
+  ck_ok(run_on(&result, "cpu:2", open_products(), &options));
   ck_assert(result.end == EK_RUN_DONE && result.first == 0 && result.step == STEPS);
   ck_assert(result.position == STEPS * BATCH && story->count == STEPS);
   ck_assert(result.loss == story->losses[STEPS]);
 }
-
-static bool no_files(ek_status status) { return ck_no_files(status); }
 
 /* The whole run's steps, in four pieces on 1 to 4 devices; two pieces are stopped by `report`. */
 CK_TEST(an_interrupted_run_takes_the_steps_of_the_whole_run) {
@@ -141,9 +144,7 @@ CK_TEST(an_interrupted_run_takes_the_steps_of_the_whole_run) {
     ek_run_result result;
     pieces.stop_at = ends[i];
     ck_assign(options, .threads = 1 + i % 2, .ahead = i);
-    const ek_status status =
-        ek_trainer_run(&result, open_trainer(devices[i], 0.05), source, STEPS, &options);
-    if (no_files(status)) return;
+    if (ck_no_files(run_on(&result, devices[i], source, &options))) return;
     ck_assert(result.end == (i < 3 ? EK_RUN_STOPPED : EK_RUN_DONE));
     ck_assert(result.step == ends[i] && result.first == (i == 0 ? 0 : ends[i - 1]));
   }
@@ -184,9 +185,8 @@ CK_TEST(patience_ends_a_run_and_the_best_state_stays) {
   ek_run_result result, again;
   CK_WITH(ek_trainer_run_options, options, options_of(&story), .validation = source,
           .validation_every = 1, .patience = 3, .folder = states, .best_folder = best);
-  const ek_status status =
-      ek_trainer_run(&result, open_trainer("cpu:2", 10), source, STEPS, &options);
-  if (no_files(status)) return;
+  ek_trainer *diverges = open_trainer("cpu:2", 10);
+  if (ck_no_files(ek_trainer_run(&result, diverges, source, STEPS, &options))) return;
   ck_assert(result.end == EK_RUN_PATIENCE && result.step == result.best_step + 3);
   ck_assert(result.best == story.validations[result.best_step]);
   for (int64_t i = 1; i < 4; i++) ck_assert(story.validations[result.best_step + i] >= result.best);
@@ -210,11 +210,9 @@ CK_TEST(the_best_folder_holds_the_state_of_the_last_run) {
   ek_trainer_run_options options = options_of(&story);
   ek_run_result whole, cut;
   ck_assign(options, .validation = source, .validation_every = 1, .best_folder = best);
-  const ek_status status =
-      ek_trainer_run(&whole, open_trainer("cpu:2", 0.05), source, STEPS, &options);
-  if (no_files(status)) return;
+  if (ck_no_files(run_on(&whole, "cpu:2", source, &options))) return;
   story.stop_at = 2;
-  ck_ok(ek_trainer_run(&cut, open_trainer("cpu:2", 0.05), source, STEPS, &options));
+  ck_ok(run_on(&cut, "cpu:2", source, &options));
   ck_assert(whole.best_step > 2 && cut.best_step <= 2);
   CK_GOT(ek_checkpoint_info, info, ek_checkpoint_latest(&info, best));
   ck_assert_int_eq(info.step, cut.best_step);
@@ -232,7 +230,7 @@ CK_LOOP(a_validation_that_fails_comes_later, 2) {
   run_whole(&whole, &options);
   ck_assign(options, .folder = states, .best_folder = best);
   ek_trainer *trainer = open_trainer("cpu:2", 0.05);
-  if (no_files(ek_trainer_save(trainer, best, NULL))) return;
+  if (ck_no_files(ek_trainer_save(trainer, best, NULL))) return;
   products->fails_at = 1;
   ck_fails(ek_trainer_run(&result, trainer, source, STEPS, &options), EK_ERR_IO,
            "products: sample");
@@ -265,7 +263,7 @@ CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
   /* With a folder, its steps are saved, also those after the last state; the next call goes on. */
   ek_trainer *other = open_trainer("cpu:1", 0.05);
   ck_assign(options, .folder = states, .save_every = 2);
-  if (no_files(ek_trainer_save(trainer, best, NULL))) return;
+  if (ck_no_files(ek_trainer_save(trainer, best, NULL))) return;
   ck_fails(ek_trainer_run(&result, other, source, STEPS, &options), EK_ERR_IO, "products: sample");
   ck_assert(result.end == EK_RUN_FAILED && result.step == 3);
   __atomic_store_n(&products->fails_at, -1, __ATOMIC_RELAXED);
@@ -276,13 +274,12 @@ CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
 
 CK_TEST(a_signal_stops_a_run) {
   struct story story = {0};
-  ek_world_options none = EK_WORLD_OPTIONS_INIT;
-  none.source = "none";
+  CK_WITH(ek_world_options, none, EK_WORLD_OPTIONS_INIT, .source = "none");
   CK_GOT(ek_world *, world, ek_world_open(&world, &none));
   ek_run_result result;
   CK_WITH(ek_trainer_run_options, options, options_of(&story), .world = world);
   ek_world_request_stop(world);
-  ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), open_products(), STEPS, &options));
+  ck_ok(run_on(&result, "cpu:2", open_products(), &options));
   ck_assert(result.end == EK_RUN_STOPPED && result.step == 0 && isnan(result.loss));
   ck_ok(ek_world_close(world));
 }
@@ -292,14 +289,11 @@ CK_TEST(a_folder_that_has_a_state_is_not_new) {
   ek_source *source = open_products();
   ek_run_result result;
   CK_WITH(ek_trainer_run_options, options, options_of(&story), .folder = states, .fresh = true);
-  const ek_status status =
-      ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options);
-  if (no_files(status)) return;
-  ck_fails(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options),
-           EK_ERR_STATE, "asks for a new run");
+  if (ck_no_files(run_on(&result, "cpu:2", source, &options))) return;
+  ck_fails(run_on(&result, "cpu:2", source, &options), EK_ERR_STATE, "asks for a new run");
   options.fresh = false;
   story.count = 0;
-  ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options));
+  ck_ok(run_on(&result, "cpu:2", source, &options));
   ck_assert(story.count == 0 && result.step == STEPS && result.end == EK_RUN_DONE);
 }
 
@@ -311,6 +305,15 @@ static ek_trainer *open_measured(ek_trainer_run_options *options, const char *pa
   return trainer;
 }
 
+/* From where the file has the first text on to the second. */
+static const char *found_after(const char *path, const char *first, const char *second) {
+  const char *text = ck_read_file(NULL, path);
+  ck_assert_ptr_nonnull(text);
+  ck_assert_ptr_nonnull(text = strstr(text, first));
+  ck_assert_ptr_nonnull(text = strstr(text, second));
+  return text + strlen(second);
+}
+
 CK_TEST(metrics_have_the_validation_loss) {
   struct story story = {0};
   const char *path = ck_file(folder, "run.jsonl");
@@ -319,15 +322,9 @@ CK_TEST(metrics_have_the_validation_loss) {
   ek_trainer *trainer = open_measured(&options, path);
   ck_assign(options, .validation = source, .validation_every = 10, .tokens_per_row = 3);
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
-  const char *text = ck_read_file(NULL, path);
-  ck_assert_ptr_nonnull(text);
-  const char *line = strstr(text, "\"step\": 10,");
-  ck_assert_ptr_nonnull(line);
-  ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 150,"));
-  const char *value = strstr(text, "\"validation_loss\": ");
-  ck_assert(value != NULL && value > line);
-  ck_assert_double_eq_tol(strtod(value + strlen("\"validation_loss\": "), NULL),
-                          story.validations[10], 1e-9);
+  (void)found_after(path, "\"step\": 10,", "\"tokens\": 150,");
+  const char *value = found_after(path, "\"step\": 10,", "\"validation_loss\": ");
+  ck_assert_double_eq_tol(strtod(value, NULL), story.validations[10], 1e-9);
 }
 
 /* A run in several calls; the counts of the metrics are those of one. */
@@ -339,14 +336,9 @@ CK_TEST(metrics_count_on_in_the_next_call) {
   ek_trainer *trainer = open_measured(&options, path);
   options.folder = states;
   story.stop_at = 3;
-  const ek_status status = ek_trainer_run(NULL, trainer, source, STEPS, &options);
-  if (no_files(status)) return;
+  if (ck_no_files(ek_trainer_run(NULL, trainer, source, STEPS, &options))) return;
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
-  const char *text = ck_read_file(NULL, path);
-  ck_assert_ptr_nonnull(text);
-  const char *line = strstr(text, "\"step\": 20,");
-  ck_assert_ptr_nonnull(line);
-  ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 100,"));
+  (void)found_after(path, "\"step\": 20,", "\"tokens\": 100,");
 }
 
 /* Whatever allocation fails, the run fails or is whole, and the next one is as if nothing were. */
@@ -466,9 +458,7 @@ CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
   ek_run_result result;
   run_whole(&whole, &options);
   options.folder = states;
-  const ek_status status =
-      ek_trainer_run(&result, open_trainer("cpu:3", 0.05), open_products(), STEPS, &options);
-  if (no_files(status)) return;
+  if (ck_no_files(run_on(&result, "cpu:3", open_products(), &options))) return;
   ck_assert(result.first == 3 && result.end == EK_RUN_DONE);
   ck_assert(story.losses[4] == whole.losses[4] && story.losses[STEPS] == whole.losses[STEPS]);
 }
@@ -477,16 +467,13 @@ CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
 CK_TEST(a_run_goes_on_where_disks_are_not_shared) {
   static const size_t devices[] = {1, 1};
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  char own[CK_FOLDER_SIZE], part[sizeof damaged_part + sizeof own + 16], command[sizeof own + 16];
+  char own[CK_FOLDER_SIZE];
   ck_folder_make(own);
-  (void)snprintf(part, sizeof part, "%s%s/disk@0", damaged_part, own);
-  ck_processes_run(outcomes, part, devices, 2);
+  ck_processes_run(outcomes, ck_text("%s%s/disk@0", damaged_part, own), devices, 2);
   for (size_t p = 0; p < 2; p++) ck_assert_int_eq(outcomes[p].status, EK_ERR_IO);
-  (void)snprintf(part, sizeof part, "%s%s/disk@2", going_part, own);
-  ck_processes_run(outcomes, part, devices, 2);
-  (void)snprintf(command, sizeof command, "rm -r %s", own);
-  ck_assert_int_eq(system(command), 0);
-  if (no_files(outcomes[0].status)) return;
+  ck_processes_run(outcomes, ck_text("%s%s/disk@2", going_part, own), devices, 2);
+  ck_assert_int_eq(system(ck_text("rm -r %s", own)), 0);
+  if (ck_no_files(outcomes[0].status)) return;
   ck_processes_well(outcomes, 2);
   const struct ck_outcome *alone = ck_processes_alone("run", run_in_process, 2);
   for (size_t p = 0; p < 2; p++) {
@@ -502,11 +489,9 @@ CK_TEST(options_that_make_no_sense) {
   struct story story = {0};
   ek_source *source = open_products();
   ek_trainer *trainer = open_trainer("cpu:1", 0.05), *predicts = NULL;
-  ek_trainer_run_options good = options_of(&story), bad;
+  ek_trainer_run_options good = options_of(&story);
 #define BAD(member, value, text)                                                                   \
-  bad = good;                                                                                      \
-  bad.member = (value);                                                                            \
-  ck_invalid(ek_trainer_run(NULL, trainer, source, STEPS, &bad), text)
+  ck_bad(good, member, value, ek_trainer_run(NULL, trainer, source, STEPS, &good), text)
   BAD(batch, 0, "steps of 0 rows");
   BAD(validation_every, -1, "must be 0 or more");
   BAD(validation_rows, -1, "must be 0 or more");

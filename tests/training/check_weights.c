@@ -43,20 +43,19 @@ CK_LOOP(weights_travel, CK_PLACEMENTS) {
   const ek_weights_options options = hugging_face(prefixes[_i % 3]);
   open_gpt(&from, _i % CK_PLACEMENTS, 1);
   open_gpt(&to, (_i + 2) % CK_PLACEMENTS, 2);
-  if (!no_files(&from)) {
-    /* What Python's packages ask for. */
-    CK_GOT(ek_safetensors *, file, ek_safetensors_open(&file, path));
-    ck_assert_ptr_nonnull(ek_safetensors_value(file, "format"));
-    ck_assert_str_eq(ek_safetensors_value(file, "format"), "pt");
-    ek_safetensors_free(file);
-    ck_ok(ek_weights_load(to.model, path, NULL));
-    ck_runs_agree(&to, &from, CK_VALUES, 0);
-    ck_training_close(&to);
-    open_gpt(&to, (_i + 2) % CK_PLACEMENTS, 3);
-    ck_ok(ek_weights_save(from.model, path, &options));
-    ck_ok(ek_weights_load(to.model, path, &options));
-    ck_runs_agree(&to, &from, CK_VALUES, 0);
-  }
+  if (no_files(&from)) return;
+  /* What Python's packages ask for. */
+  CK_GOT(ek_safetensors *, file, ek_safetensors_open(&file, path));
+  ck_assert_ptr_nonnull(ek_safetensors_value(file, "format"));
+  ck_assert_str_eq(ek_safetensors_value(file, "format"), "pt");
+  ek_safetensors_free(file);
+  ck_ok(ek_weights_load(to.model, path, NULL));
+  ck_runs_agree(&to, &from, CK_VALUES, 0);
+  ck_training_close(&to);
+  open_gpt(&to, (_i + 2) % CK_PLACEMENTS, 3);
+  ck_ok(ek_weights_save(from.model, path, &options));
+  ck_ok(ek_weights_load(to.model, path, &options));
+  ck_runs_agree(&to, &from, CK_VALUES, 0);
 }
 
 /* What the file has is what the other program's layout says. */
@@ -64,45 +63,43 @@ CK_TEST(names_and_layout_are_theirs) {
   const ek_weights_options options = hugging_face("transformer.");
   ek_safetensors *file = NULL;
   CK_SET_UP(struct ck_training, t, open_gpt(&t, 3, 1));
-  if (!no_files(&t)) {
-    ck_ok(ek_weights_save(t.model, path, &options));
-    ck_ok(ek_safetensors_open(&file, path));
-    const ek_safetensors_entry *entry =
-        ek_safetensors_find(file, "transformer.h.1.attn.c_attn.weight");
-    ck_assert_ptr_nonnull(entry);
-    ck_assert_int_eq(entry->like.shape[0], 8);
-    ck_assert_int_eq(entry->like.shape[1], 24);
-    float theirs[8 * 24], ours[24 * 8];
-    CK_WITH(ek_tensor, host, entry->like, .data = theirs);
-    ck_ok(ek_safetensors_read(&host, file, entry->name));
-    host = ck_like(&t, "blocks.1.attention.qkv.weight");
-    host.data = ours;
-    ck_ok(ek_state_read(&host, t.model, "blocks.1.attention.qkv.weight"));
-    for (int i = 0; i < 8; i++) {
-      for (int j = 0; j < 24; j++) ck_assert(theirs[i * 24 + j] == ours[j * 8 + i]);
-    }
-    for (size_t i = 0; i < ek_safetensors_count(file); i++) {
-      ck_assert(strncmp(ek_safetensors_at(file, i)->name, "transformer.", 12) == 0);
-      ck_assert_ptr_null(strstr(ek_safetensors_at(file, i)->name, "blocks"));
-    }
-    ek_safetensors_free(file);
-    /* A file without the prefix is taken as well. */
-    const ek_weights_options bare = hugging_face(NULL);
-    ck_ok(ek_weights_save(t.model, path, &bare));
-    ck_ok(ek_weights_load(t.model, path, &options));
+  if (no_files(&t)) return;
+  ck_ok(ek_weights_save(t.model, path, &options));
+  ck_ok(ek_safetensors_open(&file, path));
+  const ek_safetensors_entry *entry =
+      ek_safetensors_find(file, "transformer.h.1.attn.c_attn.weight");
+  ck_assert_ptr_nonnull(entry);
+  ck_assert_int_eq(entry->like.shape[0], 8);
+  ck_assert_int_eq(entry->like.shape[1], 24);
+  float theirs[8 * 24], ours[24 * 8];
+  CK_WITH(ek_tensor, host, entry->like, .data = theirs);
+  ck_ok(ek_safetensors_read(&host, file, entry->name));
+  host = ck_like(&t, "blocks.1.attention.qkv.weight");
+  host.data = ours;
+  ck_ok(ek_state_read(&host, t.model, "blocks.1.attention.qkv.weight"));
+  for (int i = 0; i < 8; i++) {
+    for (int j = 0; j < 24; j++) ck_assert(theirs[i * 24 + j] == ours[j * 8 + i]);
   }
+  for (size_t i = 0; i < ek_safetensors_count(file); i++) {
+    ck_assert(strncmp(ek_safetensors_at(file, i)->name, "transformer.", 12) == 0);
+    ck_assert_ptr_null(strstr(ek_safetensors_at(file, i)->name, "blocks"));
+  }
+  ek_safetensors_free(file);
+  /* A file without the prefix is taken as well. */
+  const ek_weights_options bare = hugging_face(NULL);
+  ck_ok(ek_weights_save(t.model, path, &bare));
+  ck_ok(ek_weights_load(t.model, path, &options));
 }
 
 /* The Python packages refuse a file whose header does not say `format`. */
 CK_TEST(the_header_says_the_format) {
   CK_SET_UP(struct ck_training, t, open_gpt(&t, 3, 1));
-  if (!no_files(&t)) {
-    size_t size = 0;
-    const char *header = ck_read_file(&size, path);
-    ck_assert_ptr_nonnull(header);
-    ck_assert_uint_gt(size, 8);
-    ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* after its length */
-  }
+  if (no_files(&t)) return;
+  size_t size = 0;
+  const char *header = ck_read_file(&size, path);
+  ck_assert_ptr_nonnull(header);
+  ck_assert_uint_gt(size, 8);
+  ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* after its length */
 }
 
 CK_TEST(what_does_not_fit_changes_nothing) {
@@ -110,25 +107,24 @@ CK_TEST(what_does_not_fit_changes_nothing) {
   const struct ck_setup mlp = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   CK_SET_UP(struct ck_training, t, open_gpt(&t, 1, 1));
   struct ck_training other = ck_training_opened(&mlp);
-  if (!no_files(&other)) {
-    struct ck_state before = ck_state_take(t.model);
-    const ek_weights_options no_names = {sizeof no_names, NULL, 3, NULL, false};
-    ck_fails(ek_weights_load(t.model, path, NULL), EK_ERR_MISMATCH, "has no tokens.weight");
-    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "has no wte.weight, which");
-    const ek_weight_name unnamed = {.file = NULL, .model = "tokens.weight"};
-    const ek_weights_options one_name = {sizeof one_name, &unnamed, 1, NULL, false};
-    ck_invalid(ek_weights_load(t.model, path, &no_names), "names is NULL");
-    ck_invalid(ek_weights_load(t.model, path, &one_name), "row 0 of names has NULL");
-    ck_invalid(ek_weights_load(t.model, NULL, NULL), "path is NULL");
-    ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_NOT_FOUND, "it has neither");
-    const ek_safetensors_entry entry = {"wte.weight", {.type = EK_F32, .rank = 1, .shape = {0}}};
-    ek_safetensors_writer *writer = NULL;
-    ck_ok(ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
-    ck_ok(ek_safetensors_finish(writer));
-    ek_safetensors_writer_free(writer);
-    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "another shape");
-    ck_state_is("after refused files", t.model, &before);
-  }
+  if (no_files(&other)) return;
+  struct ck_state before = ck_state_take(t.model);
+  const ek_weights_options no_names = {sizeof no_names, NULL, 3, NULL, false};
+  ck_fails(ek_weights_load(t.model, path, NULL), EK_ERR_MISMATCH, "has no tokens.weight");
+  ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "has no wte.weight, which");
+  const ek_weight_name unnamed = {.file = NULL, .model = "tokens.weight"};
+  const ek_weights_options one_name = {sizeof one_name, &unnamed, 1, NULL, false};
+  ck_invalid(ek_weights_load(t.model, path, &no_names), "names is NULL");
+  ck_invalid(ek_weights_load(t.model, path, &one_name), "row 0 of names has NULL");
+  ck_invalid(ek_weights_load(t.model, NULL, NULL), "path is NULL");
+  ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_NOT_FOUND, "it has neither");
+  const ek_safetensors_entry entry = {"wte.weight", {.type = EK_F32, .rank = 1, .shape = {0}}};
+  ek_safetensors_writer *writer = NULL;
+  ck_ok(ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+  ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "another shape");
+  ck_state_is("after refused files", t.model, &before);
 }
 
 /* ---- an untied head ---- */
@@ -167,26 +163,25 @@ CK_TEST(a_head_of_its_own_has_no_prefix) {
   for (size_t i = 0; i < options.name_count; i++) earlier[i].bare = false;
   open_own(&from, make_untied, 1);
   open_own(&to, make_untied, 2);
-  if (!no_files(&from)) {
-    ck_ok(ek_weights_save(from.model, path, &options));
-    ck_assert(file_has("lm_head.weight") && !file_has("transformer.lm_head.weight"));
-    ck_assert(file_has("transformer.wte.weight"));
-    ck_ok(ek_weights_load(to.model, path, &options));
-    ck_runs_agree(&to, &from, CK_VALUES, 0);
-    ck_training_close(&to);
-    open_own(&to, make_untied, 3);
-    CK_WITH(ek_weights_options, before, options, .names = earlier);
-    ck_ok(ek_weights_save(from.model, path, &before));
-    ck_assert(file_has("transformer.lm_head.weight"));
-    ck_ok(ek_weights_load(to.model, path, &options));
-    ck_runs_agree(&to, &from, CK_VALUES, 0);
-    char prefix[700];
-    memset(prefix, 'p', sizeof prefix);
-    prefix[sizeof prefix - 1] = '\0';
-    options.prefix = prefix;
-    ck_invalid(ek_weights_load(to.model, path, &options), "at most 600");
-    ck_invalid(ek_weights_save(to.model, path, &options), "at most 600");
-  }
+  if (no_files(&from)) return;
+  ck_ok(ek_weights_save(from.model, path, &options));
+  ck_assert(file_has("lm_head.weight") && !file_has("transformer.lm_head.weight"));
+  ck_assert(file_has("transformer.wte.weight"));
+  ck_ok(ek_weights_load(to.model, path, &options));
+  ck_runs_agree(&to, &from, CK_VALUES, 0);
+  ck_training_close(&to);
+  open_own(&to, make_untied, 3);
+  CK_WITH(ek_weights_options, before, options, .names = earlier);
+  ck_ok(ek_weights_save(from.model, path, &before));
+  ck_assert(file_has("transformer.lm_head.weight"));
+  ck_ok(ek_weights_load(to.model, path, &options));
+  ck_runs_agree(&to, &from, CK_VALUES, 0);
+  char prefix[700];
+  memset(prefix, 'p', sizeof prefix);
+  prefix[sizeof prefix - 1] = '\0';
+  options.prefix = prefix;
+  ck_invalid(ek_weights_load(to.model, path, &options), "at most 600");
+  ck_invalid(ek_weights_save(to.model, path, &options), "at most 600");
 }
 
 /* ---- config.json beside the file ---- */
@@ -249,23 +244,22 @@ enum { CONFIGS = sizeof configs / sizeof *configs };
 CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
   const ek_weights_options options = hugging_face("transformer.");
   CK_SET_UP(struct ck_training, t, open_own(&t, make_tied, 1));
-  if (!no_files(&t)) {
-    ck_ok(ek_weights_save(t.model, path, &options));
-    struct ck_state before = ck_state_take(t.model);
-    const bool comma = _i == 1 && ck_locale_comma();
-    for (size_t i = 0; i < CONFIGS; i++) {
-      ck_write_file(config, configs[i].text, strlen(configs[i].text));
-      const ek_status status = ek_weights_load(t.model, path, &options);
-      ck_assert_msg(status == configs[i].status, "%s: %s %s", configs[i].text,
-                    ek_status_name(status), ek_error_message());
-      if (status == EK_OK) continue;
-      ck_assert_msg(strstr(ek_error_message(), configs[i].word) != NULL &&
-                        strstr(ek_error_message(), config) != NULL,
-                    "%s: %s", configs[i].text, ek_error_message());
-    }
-    if (comma) ck_locale_end();
-    ck_state_is("after refused configurations", t.model, &before);
+  if (no_files(&t)) return;
+  ck_ok(ek_weights_save(t.model, path, &options));
+  struct ck_state before = ck_state_take(t.model);
+  const bool comma = _i == 1 && ck_locale_comma();
+  for (size_t i = 0; i < CONFIGS; i++) {
+    ck_write_file(config, configs[i].text, strlen(configs[i].text));
+    const ek_status status = ek_weights_load(t.model, path, &options);
+    ck_assert_msg(status == configs[i].status, "%s: %s %s", configs[i].text, ek_status_name(status),
+                  ek_error_message());
+    if (status == EK_OK) continue;
+    ck_assert_msg(strstr(ek_error_message(), configs[i].word) != NULL &&
+                      strstr(ek_error_message(), config) != NULL,
+                  "%s: %s", configs[i].text, ek_error_message());
   }
+  if (comma) ck_locale_end();
+  ck_state_is("after refused configurations", t.model, &before);
 }
 
 /* The module of the facts is a child then. */
@@ -283,37 +277,35 @@ CK_TEST(which_loads_look_at_a_config) {
   static const char other[] = "{\"n_head\": 4}";
   const ek_weights_options options = hugging_face(NULL);
   CK_SET_UP(struct ck_training, t, open_own(&t, make_tied, 1));
-  if (!no_files(&t)) {
-    ck_write_file(config, other, strlen(other));
-    ck_ok(ek_weights_load(t.model, path, NULL));
-    ck_ok(ek_weights_save(t.model, path, &options));
-    ck_invalid(ek_weights_load(t.model, path, &options), "n_head is 4");
-    ck_ok(ek_weights_save(t.model, path, &options)); /* a save does not look */
-    refuse_fused(t.group, &options);
-    ck_write_file(config, "{\"n_head\": 2}\0", 15);
-    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_CORRUPT, "byte 13");
-    ck_assert_int_eq(unlink(config), 0);
-    ck_assert_int_eq(mkdir(config, 0700), 0);
-    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_IO, "not a regular file");
-    ck_assert_int_eq(rmdir(config), 0);
-    ck_ok(ek_weights_load(t.model, path, &options));
-  }
+  if (no_files(&t)) return;
+  ck_write_file(config, other, strlen(other));
+  ck_ok(ek_weights_load(t.model, path, NULL));
+  ck_ok(ek_weights_save(t.model, path, &options));
+  ck_invalid(ek_weights_load(t.model, path, &options), "n_head is 4");
+  ck_ok(ek_weights_save(t.model, path, &options)); /* a save does not look */
+  refuse_fused(t.group, &options);
+  ck_write_file(config, "{\"n_head\": 2}\0", 15);
+  ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_CORRUPT, "byte 13");
+  ck_assert_int_eq(unlink(config), 0);
+  ck_assert_int_eq(mkdir(config, 0700), 0);
+  ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_IO, "not a regular file");
+  ck_assert_int_eq(rmdir(config), 0);
+  ck_ok(ek_weights_load(t.model, path, &options));
 }
 
 CK_LOOP(every_allocation_fails_once, 2) {
   const ek_weights_options options = hugging_face("transformer.");
   CK_SET_UP(struct ck_training, t, open_gpt(&t, 2, 1));
-  if (!no_files(&t)) {
-    ck_ok(ek_weights_save(t.model, path, &options));
-    ck_write_file(config, "{\"n_head\": 2}", 13);
-    struct ck_state before = ck_state_take(t.model);
-    uint64_t n = 0;
-    while (ck_host_fails(&n, _i == 0 ? ek_weights_save(t.model, path, &options)
-                                     : ek_weights_load(t.model, path, &options))) {
-    }
-    ck_ok(ek_weights_load(t.model, path, &options));
-    ck_state_is("after failures", t.model, &before);
+  if (no_files(&t)) return;
+  ck_ok(ek_weights_save(t.model, path, &options));
+  ck_write_file(config, "{\"n_head\": 2}", 13);
+  struct ck_state before = ck_state_take(t.model);
+  uint64_t n = 0;
+  while (ck_host_fails(&n, _i == 0 ? ek_weights_save(t.model, path, &options)
+                                   : ek_weights_load(t.model, path, &options))) {
   }
+  ck_ok(ek_weights_load(t.model, path, &options));
+  ck_state_is("after failures", t.model, &before);
 }
 
 CK_SUITE_WITH("weights", make_folder, NULL)
