@@ -321,7 +321,8 @@ const char *ck_state_name(const struct ck_training *training, const char *parame
 static ek_status read_one(const struct ck_training *training, enum ck_numbers numbers,
                           const char *name, ek_tensor *host) {
   switch (numbers) {
-  case CK_VALUES: return ek_state_read(host, training->model, name);
+  case CK_VALUES:
+  case CK_BUFFERS: return ek_state_read(host, training->model, name);
   case CK_GRADIENTS: return ek_data_parallel_model_gradient(host, training->model, name);
   case CK_STATE_0:
   case CK_STATE_1:
@@ -346,17 +347,27 @@ double *ck_training_read(const struct ck_training *training, enum ck_numbers num
   const ek_replica *replica = ek_data_parallel_model_replica(training->model, 0);
   int64_t total = 0;
   CK_EACH_PARAMETER(info, replica) {
-    if (!info.buffer) total += ek_tensor_count(&info.value);
+    if (info.buffer == (numbers == CK_BUFFERS)) total += ek_tensor_count(&info.value);
   }
   double *all = ck_array((size_t)total, sizeof *all), *next = all;
   CK_EACH_PARAMETER(info, replica) {
-    if (info.buffer) continue;
+    if (info.buffer != (numbers == CK_BUFFERS)) continue;
     const int64_t size = ek_tensor_count(&info.value);
-    if (numbers == CK_VALUES || !info.frozen) {
+    if (numbers == CK_VALUES || numbers == CK_BUFFERS || !info.frozen) {
       read_parameter(next, training, numbers, info.name, size);
     }
     next += size;
   }
+  return all;
+}
+
+double *ck_training_model(const struct ck_training *training) {
+  const double *values = ck_training_read(training, CK_VALUES);
+  const double *buffers = ck_training_read(training, CK_BUFFERS);
+  const size_t count = (size_t)ck_count(values), more = (size_t)ck_count(buffers);
+  double *all = ck_array(count + more, sizeof *all);
+  memcpy(all, values, count * sizeof *all);
+  memcpy(all + count, buffers, more * sizeof *all);
   return all;
 }
 

@@ -119,8 +119,10 @@ const char *ck_state_name(const struct ck_training *training, const char *parame
 
 /* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The array is
  * kept (ck_keep.h), as are those of the functions below. */
-enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };
+enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1, CK_BUFFERS };
 double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers);
+/* The values of all parameters, and after them those of all buffers. */
+double *ck_training_model(const struct ck_training *training);
 
 /* Each parameter's relative L2 error, and how many parameters there are (buffers do not count). */
 enum { CK_MOST_PARAMETERS = 64 };

@@ -69,26 +69,8 @@ static ek_status step(struct ck_training *training, uint64_t stream) {
 
 /* Parameters after three steps, and after them the buffers. */
 static double *trained(struct ck_training *training) {
-  static const char *const names[] = {"0.running_mean", "0.running_var", "0.num_batches_tracked",
-                                      "2.running_mean", "2.running_var", "2.num_batches_tracked"};
-  enum { NAMES = 6, MOST = 2 * IN + 2 * WIDTH + 2 };
   for (uint64_t s = 0; s < 3; s++) ck_ok(step(training, s));
-  const double *parameters = ck_training_read(training, CK_VALUES);
-  const int64_t count = ck_count(parameters);
-  double *values = ck_array((size_t)count + MOST, sizeof *values), *next = values + count;
-  memcpy(values, parameters, (size_t)count * sizeof *values);
-  for (int i = 0; i < NAMES; i++) {
-    const int64_t size = i % 3 == 2 ? 1 : i < 3 ? IN : WIDTH;
-    float numbers[WIDTH];
-    const bool wide = training->setup.options.type == EK_F64;
-    CK_GOT(ek_tensor, host,
-           ek_tensor_host(&host, wide ? (void *)next : (void *)numbers,
-                          training->setup.options.type, i % 3 == 2 ? 0 : 1, &size));
-    ck_ok(ek_state_read(&host, training->model, names[i]));
-    for (int64_t k = 0; k < size && !wide; k++) next[k] = (double)numbers[k];
-    next += size;
-  }
-  return values;
+  return ck_training_model(training);
 }
 
 static double *trained_on(const struct ck_setup *setup) {

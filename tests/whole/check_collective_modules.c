@@ -54,11 +54,6 @@ struct own {
 };
 static _Thread_local bool alternate;
 
-static void mark_free(ek_module *self) { free(self); }
-static void shift_free(ek_module *self) { free(self); }
-
-CK_FORWARD(mark) { return ek_tensor_share(&outputs[0], &inputs[0]); }
-
 /* Gives dy on, after a sum. */
 CK_BACKWARD(mark) {
   ek_tensor sum = {0};
@@ -69,8 +64,7 @@ CK_BACKWARD(mark) {
   if (status == EK_OK) status = ek_pass_all_reduce(pass, &sum);
   note(pass, ')');
   ek_tensor_free(&sum);
-  if (status != EK_OK || grad_inputs == NULL) return status;
-  return ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+  return status != EK_OK ? status : ck_share_backward(self, pass, grad_outputs, grad_inputs);
 }
 
 /* y = x + bias. */
@@ -115,9 +109,11 @@ static ek_status shift_later(const ek_module *self, ek_pass *pass, const ek_tens
   return ek_error_set(EK_ERR_IO, "no such luck");
 }
 
-CK_MODULE_OPS_WITH(mark, .types = EK_TYPES_F64, .collective = true);
-CK_MODULE_OPS_WITH(shift, .types = EK_TYPES_F64, .parameters = shift_parameters,
-                   .backward_later = shift_later);
+static const ek_module_ops mark_ops = {
+    CK_OPS("mark", ck_share_forward, mark_backward, ck_plain_free), .types = EK_TYPES_F64,
+    .collective = true};
+CK_PLAIN_OPS(shift, .types = EK_TYPES_F64, .parameters = shift_parameters,
+             .backward_later = shift_later);
 
 static ek_module *own_create(const ek_module_ops *ops, bool alternates) {
   struct own *own = ck_module_new(sizeof *own, ops, 1, 1);
@@ -182,29 +178,10 @@ static ek_status step(struct ck_training *training, uint64_t stream) {
 }
 
 /* Parameters after three steps, and after them buffers. */
-enum { BUFFERS = 2 * IN + 2 * WIDTH + 2 };
-static double *numbers_of(const struct ck_training *training) {
-  static const struct {
-    const char *name;
-    int64_t count;
-  } buffers[] = {{"0.mean", IN},    {"0.variance", IN},    {"0.batches", 1},
-                 {"2.mean", WIDTH}, {"2.variance", WIDTH}, {"2.batches", 1}};
-  const double *parameters = ck_training_read(training, CK_VALUES);
-  const int64_t count = ck_count(parameters);
-  double *values = ck_array((size_t)(count + BUFFERS), sizeof *values), *next = values + count;
-  memcpy(values, parameters, (size_t)count * sizeof *values);
-  for (int i = 0; i < 6; i++) {
-    CK_GOT(ek_tensor, host, ek_tensor_host(&host, next, EK_F64, 1, &buffers[i].count));
-    ck_ok(ek_state_read(&host, training->model, buffers[i].name));
-    next += buffers[i].count;
-  }
-  return values;
-}
-
 static double *trained(const struct ck_setup *setup) {
   struct ck_training training = ck_training_opened(setup);
   for (uint64_t s = 0; s < 3; s++) ck_ok(step(&training, s));
-  return numbers_of(&training);
+  return ck_training_model(&training);
 }
 
 /* ---- tests ---- */
@@ -240,19 +217,16 @@ CK_LOOP(with_the_loss_inside, 2) {
 CK_TEST(evaluation) {
   struct ck_training training = ck_training_of(setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED));
   ck_ok(step(&training, 0));
-  double before[BUFFERS] = {0};
-  double *values = numbers_of(&training);
-  for (int i = 0; i < BUFFERS; i++) before[i] = values[ck_count(values) - BUFFERS + i];
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.training = options.gradient = false;
+  const double *before = ck_training_read(&training, CK_BUFFERS);
+  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .training = false,
+          .gradient = false);
   struct ck_batch batch = batch_of(&workloads[0], 2, 9);
   ek_shards y = {0};
   ck_ok(ek_data_parallel_model_forward(&y, training.model, batch.input, 1, &options));
   ck_assert_int_eq(y.offsets[3], 2);
   ck_assert_int_eq(y.parts[2].shape[0], 0);
   ek_shards_free(&y);
-  values = numbers_of(&training);
-  ck_same_bits("buffers", values + ck_count(values) - BUFFERS, before, BUFFERS);
+  ck_arrays_same("buffers", ck_training_read(&training, CK_BUFFERS), before);
 }
 
 /* A device that only counts takes as much memory as one that computes. */
@@ -273,14 +247,9 @@ CK_LOOP(failures, 6) {
   const struct ck_setup setup = setup_of(&workloads[_i / 3], "cpu:3", EK_MODE_REPLICATED);
   struct ck_training training = ck_training_opened(&setup);
   ek_device *device = ek_group_device(training.group, (size_t)(_i % 3));
-  uint64_t n = 1;
-  for (;; n++) {
+  uint64_t n = 0;
+  while (ck_device_fails(&n, device, step(&training, 0))) {
     ck_assert_uint_lt(n, 500);
-    ck_ok(ek_memory_fail_at(device, n));
-    const ek_status status = step(&training, 0);
-    ck_ok(ek_memory_fail_at(device, 0));
-    if (status == EK_OK) break;
-    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
     ck_assert(ck_contains(ek_error_message(), ek_device_name(device)));
   }
   ck_assert_uint_gt(n, 10);
