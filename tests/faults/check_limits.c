@@ -47,11 +47,7 @@ static void start(void) {
   ck_assert_ptr_nonnull(mkdtemp(strcpy(root, "/tmp/check_limits.XXXXXX")));
 }
 
-static void finish(void) {
-  char command[128];
-  (void)snprintf(command, sizeof command, "rm -rf '%s'", root);
-  ck_assert_int_eq(system(command), 0);
-}
+static void finish(void) { ck_assert_int_eq(system(ck_text("rm -rf '%s'", root)), 0); }
 
 /* The first test of the program: what the library keeps is the first that it finds. */
 CK_TEST(what_is_kept_holds_for_one_group) {

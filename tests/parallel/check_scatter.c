@@ -452,16 +452,15 @@ CK_TEST(integers_out_of_range) {
   for (int i = 0; i < 15; i++) {
     const ek_type from = bad[i % 5].from;
     const int64_t place = places[i / 5];
-    char text[128];
     ek_shards shards = {0}, before = shards;
     CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .type = EK_I32);
     memset(data, 0, (size_t)n * 8);
     put_integer(data, from, place, bad[i % 5].value);
     put_integer(data, from, n - 1, bad[i % 5].value); /* a later one */
     CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, from, CK_SHAPE(MANY_ROWS, MANY)));
-    snprintf(text, sizeof text, "element %lld (row %lld) is %lld, which does not fit in i32",
-             (long long)place, (long long)(place / MANY), (long long)bad[i % 5].value);
-    ck_invalid(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options), text);
+    ck_invalid(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options),
+               ck_text("element %lld (row %lld) is %lld, which does not fit in i32",
+                       (long long)place, (long long)(place / MANY), (long long)bad[i % 5].value));
     ck_assert_mem_eq(&shards, &before, sizeof shards);
     ck_no_memory_held(group);
     options.type = EK_I64;

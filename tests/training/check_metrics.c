@@ -50,10 +50,9 @@ CK_TEST(a_step_is_told) {
   ck_assert(clock_gettime(CLOCK_MONOTONIC, &before) == 0);
   ck_ok(ek_metrics_step(metrics, &good, 1000));
   CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, 1)));
-  char wanted[256];
-  (void)snprintf(wanted, sizeof wanted, "evenkeel_device_peak_bytes{device=\"%s\"} %llu\n",
-                 ek_device_name(ek_group_device(group, 1)), (unsigned long long)usage.peak_bytes);
-  says(prometheus, wanted);
+  const char *name = ek_device_name(ek_group_device(group, 1));
+  says(prometheus, ck_text("evenkeel_device_peak_bytes{device=\"%s\"} %llu\n", name,
+                           (unsigned long long)usage.peak_bytes));
   says(prometheus, "# TYPE evenkeel_loss gauge\nevenkeel_loss 2.5\n");
   says(prometheus, "evenkeel_step 3\n");
   says(prometheus, "evenkeel_tokens_total 1000\n");
@@ -62,11 +61,9 @@ CK_TEST(a_step_is_told) {
               "\"tokens\": 1000, \"seconds\": ");
   says(prometheus, "evenkeel_loss_scale 1024\n");
   says(lines, "\"loss_scale\": 1024, \"skipped_steps\": 0, \"devices\": [{\"name\": \"");
-  (void)snprintf(wanted, sizeof wanted,
-                 "{\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}]}\n",
-                 ek_device_name(ek_group_device(group, 1)), (unsigned long long)usage.current_bytes,
-                 (unsigned long long)usage.peak_bytes);
-  says(lines, wanted);
+  says(lines,
+       ck_text("{\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}]}\n", name,
+               (unsigned long long)usage.current_bytes, (unsigned long long)usage.peak_bytes));
   /* Within a second only the line; the end tells the rest. */
   CK_WITH(ek_step_result, next, good, .step = 4, .loss = (double)INFINITY, .gradient_norm = -1);
   ck_ok(ek_metrics_step(metrics, &next, 24));
@@ -125,8 +122,7 @@ CK_TEST(numbers_of_the_program) {
   ek_group *group = ck_open("cpu:2", 1);
   CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, lines));
   for (int i = 0; i < EK_METRICS_NUMBERS; i++) {
-    char name[EK_METRICS_NAME_SIZE]; /* the longest that there may be */
-    (void)snprintf(name, sizeof name, "number_%032d", i);
+    const char *name = ck_text("number_%032d", i); /* the longest that there may be */
     ck_ok(ek_metrics_put(metrics, name, -1e-300));
   }
   ck_invalid(ek_metrics_put(metrics, "accuracy", 1), "at most 16");

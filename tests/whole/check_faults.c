@@ -47,7 +47,6 @@ static ek_status step(struct ck_training *training, const struct ck_batch *batch
 static bool fails_once(struct ck_training *training, const struct ck_batch *batch, size_t device,
                        uint64_t n, double *spent) {
   ek_device *victim = ek_group_device(training->group, device);
-  char where[64];
   struct ck_snapshot before = ck_snapshot_take(training);
   ck_ok(ek_memory_fail_at(victim, n));
   const double start = ck_now();
@@ -55,13 +54,12 @@ static bool fails_once(struct ck_training *training, const struct ck_batch *batc
   *spent = ck_now() - start;
   ck_ok(ek_memory_fail_at(victim, 0));
   if (status != EK_OK) {
-    struct ck_snapshot after = ck_snapshot_take(training);
-    snprintf(where, sizeof where, "allocation %d of device %d", (int)n, (int)device);
+    const char *where = ck_text("allocation %d of device %d", (int)n, (int)device);
     ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "%s gave %s: %s", where, ek_status_name(status),
                   ek_error_message());
     ck_assert_msg(ck_contains(ek_error_message(), ek_device_name(victim)), "%s: %s", where,
                   ek_error_message());
-    ck_snapshot_same(where, &after, &before);
+    ck_snapshot_is(where, training, &before);
   }
   return status != EK_OK;
 }

@@ -42,12 +42,12 @@ CK_PART_LOOP(plan_equals_cpu, CASES) {
     for (size_t i = 0; i < SIZES; i++) {
       struct ck_batch batch = ck_batch_make(setup.workload, type, sizes[i], 0.2, 3);
       ek_memory_usage planned[DEVICES], real[DEVICES];
-      char what[128];
-      snprintf(what, sizeof what, "%s of %s, %d samples, variant %d",
-               ck_placement_name(_i % CK_PLACEMENTS), setup.workload->name, (int)sizes[i], variant);
       ck_measure(planned, &setup, "plan:3", &batch, 1);
       ck_measure(real, &setup, "cpu:3", &batch, 1);
-      ck_same_peaks(what, planned, real, DEVICES);
+      ck_same_peaks(ck_text("%s of %s, %d samples, variant %d",
+                            ck_placement_name(_i % CK_PLACEMENTS), setup.workload->name,
+                            (int)sizes[i], variant),
+                    planned, real, DEVICES);
     }
   }
 }

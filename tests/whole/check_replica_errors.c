@@ -26,9 +26,8 @@ static void no_trouble(void) {
 
 CK_PARAMETERS(product) {
   for (int i = 0; i < LAYERS; i++) {
-    char name[16];
-    snprintf(name, sizeof name, "p%d", i);
-    EK_TRY(ek_declare_parameter(declaration, name, CK_SHAPE(N), ek_initializer_uniform(0.5, 1.5)));
+    EK_TRY(ek_declare_parameter(declaration, ck_text("p%d", i), CK_SHAPE(N),
+                                ek_initializer_uniform(0.5, 1.5)));
   }
   return ek_declare_buffer(declaration, "b", CK_SHAPE(N), ek_initializer_zeros());
 }

@@ -342,12 +342,9 @@ CK_TEST(modules_share_units) {
   t = ck_training_opened(&setup);
   const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
   for (int i = 0; i < STACK; i++) {
-    char name[16];
     ek_parameter_info weight, bias;
-    (void)snprintf(name, sizeof name, "%d.weight", i);
-    ck_ok(ek_replica_find(&weight, replica, name));
-    (void)snprintf(name, sizeof name, "%d.bias", i);
-    ck_ok(ek_replica_find(&bias, replica, name));
+    ck_ok(ek_replica_find(&weight, replica, ck_text("%d.weight", i)));
+    ck_ok(ek_replica_find(&bias, replica, ck_text("%d.bias", i)));
     const int64_t first = weight.offset < bias.offset ? weight.offset : bias.offset;
     ck_assert_int_eq(first * (int64_t)sizeof(uint16_t) % EK_MEMORY_UNIT, 0);
   }

@@ -191,8 +191,7 @@ void train(struct ck_outcome *outcome, const struct ck_process *process) {
 /* Peaks of this process's devices, and what `plan` counts for them in the same place. */
 void count_memory(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_group *groups[2] = {NULL, NULL};
-  char spec[32];
-  (void)snprintf(spec, sizeof spec, "plan:%zu", process->devices[process->number]);
+  const char *spec = ck_text("plan:%zu", process->devices[process->number]);
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .first_rank = process->first_rank,
           .world_size = process->world);
   if (!ck_went(outcome, ck_process_open(&groups[0], process, 0))) return;

@@ -179,44 +179,35 @@ static void launched(struct ck_outcome *outcome, const struct ck_process *proces
 }
 
 static void by_torchrun(struct ck_outcome *outcome, const struct ck_process *process) {
-  char words[256];
-  (void)snprintf(words, sizeof words,
-                 "RANK=%zu WORLD_SIZE=%zu MASTER_ADDR=127.0.0.1 MASTER_PORT=29567 "
-                 "TORCHELASTIC_RUN_ID=%ld TORCHELASTIC_USE_AGENT_STORE=True",
-                 process->number, process->count, (long)getppid());
-  launched(outcome, process, words);
+  launched(outcome, process,
+           ck_text("RANK=%zu WORLD_SIZE=%zu MASTER_ADDR=127.0.0.1 MASTER_PORT=29567 "
+                   "TORCHELASTIC_RUN_ID=%ld TORCHELASTIC_USE_AGENT_STORE=True",
+                   process->number, process->count, (long)getppid()));
 }
 
 static void by_slurm(struct ck_outcome *outcome, const struct ck_process *process) {
-  char words[256];
-  (void)snprintf(words, sizeof words,
-                 "SLURM_PROCID=%zu SLURM_NTASKS=%zu SLURM_JOB_ID=%ld SLURM_STEP_ID=0 "
-                 "SLURM_STEP_NODELIST=localhost,n[2-7]",
-                 process->number, process->count, (long)getppid());
-  launched(outcome, process, words);
+  launched(outcome, process,
+           ck_text("SLURM_PROCID=%zu SLURM_NTASKS=%zu SLURM_JOB_ID=%ld SLURM_STEP_ID=0 "
+                   "SLURM_STEP_NODELIST=localhost,n[2-7]",
+                   process->number, process->count, (long)getppid()));
 }
 
-static void file_words(char words[512], const struct ck_process *process) {
-  (void)snprintf(words, 512,
-                 "EVENKEEL_WORLD_FILE=%s EVENKEEL_WORLD_PROCESS=%zu EVENKEEL_WORLD_PROCESSES=%zu "
+static const char *file_words(const struct ck_process *process) {
+  return ck_text("EVENKEEL_WORLD_FILE=%s EVENKEEL_WORLD_PROCESS=%zu EVENKEEL_WORLD_PROCESSES=%zu "
                  "EVENKEEL_WORLD_TOKEN=secret",
                  getenv("CHECK_SOURCES_FILE"), process->number, process->count);
 }
 
 static void by_file(struct ck_outcome *outcome, const struct ck_process *process) {
-  char words[512];
-  file_words(words, process);
-  launched(outcome, process, words);
+  launched(outcome, process, file_words(process));
 }
 
 /* Process 1 is killed, and the others come to open a group. */
 static void one_is_killed(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_world *world = NULL;
   ek_group *group = NULL;
-  char words[512];
-  file_words(words, process);
   CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .open_limit = 40);
-  set_environment(words);
+  set_environment(file_words(process));
   ck_went(outcome, ek_world_open(&world, &options));
   if (outcome->status != EK_OK) return;
   if (process->number == 1) (void)raise(SIGKILL);

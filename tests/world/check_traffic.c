@@ -230,9 +230,7 @@ static ek_status compare(struct ck_outcome *outcome, const struct ck_process *pr
       ck_batch_make(ck_workload(steps[which].workload), EK_F32, ROWS * (int64_t)devices, 0, 1);
   ek_advice plan;
   double sent = 0;
-  char spec[32];
   settings.precision = steps[which].precision;
-  (void)snprintf(spec, sizeof spec, "plan:%zu", devices);
   CK_WITH(ek_group_options, place, EK_GROUP_OPTIONS_INIT, .world_size = process->world,
           .first_rank = process->first_rank);
   model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -246,7 +244,7 @@ static ek_status compare(struct ck_outcome *outcome, const struct ck_process *pr
   EK_TRY(ck_clipped_adamw(&rule));
   task.optimizer = rule;
   EK_TRY(step_for_real(&sent, world, group, &task, &settings));
-  EK_TRY(ek_plan_step(&plan, spec, &task, &settings));
+  EK_TRY(ek_plan_step(&plan, ck_text("plan:%zu", devices), &task, &settings));
   ck_outcome_add(outcome, sent);
   ck_outcome_add(outcome, (double)plan.sent_bytes);
   return EK_OK;
@@ -255,8 +253,7 @@ static ek_status compare(struct ck_outcome *outcome, const struct ck_process *pr
 static void count_bytes(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_world *world = NULL;
   ek_group *group = NULL;
-  char spec[32];
-  (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
+  const char *spec = ck_text("cpu:%zu", process->devices[process->number]);
   ck_went(outcome, ck_process_world(&world, process, 0));
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .world = world,
           .threads_per_device = 1);
