@@ -1,16 +1,17 @@
 /*
- * check_elementwise_loss.c - L1, smooth L1, Huber, binary cross-entropy and divergence: their
- * values against the formulas in long double and against PyTorch's, and slopes against differences.
- * What all element-wise criteria share is in check_mean_squared_error.c.
+ * check_elementwise_loss.c - squared errors, L1, smooth L1, Huber, binary cross-entropy and
+ * divergence: their values against the formulas in long double and against PyTorch's, and slopes
+ * against differences. What all element-wise criteria share is in check_mean_squared_error.c.
  *
  * Bounds, u the unit roundoff of the type of sums: docs/numerics.md.
  */
 #include "ck_criterion.h"
 
-enum { L1, SMOOTH_L1, HUBER, BINARY, POSITIVE, DIVERGENCE, LOG_DIVERGENCE, KINDS };
+enum { SQUARED, L1, SMOOTH_L1, HUBER, BINARY, POSITIVE, DIVERGENCE, LOG_DIVERGENCE, KINDS };
 
 static ek_element_loss loss_number(int i) {
   switch (i) {
+  case SQUARED: return (ek_element_loss){EK_ELEMENT_LOSS_SQUARED, 0, 0};
   case L1: return ek_absolute_error();
   case SMOOTH_L1: return ek_smooth_absolute_error(0.5);
   case HUBER: return ek_huber(1.5);
@@ -30,7 +31,9 @@ static ek_criterion *make_with(int number, ek_reduction reduction, bool weighted
 
 static ek_criterion *make(int number, ek_reduction reduction) {
   const ek_element_loss loss = loss_number(number);
-  CK_GOT(ek_criterion *, criterion, ek_elementwise_loss_create(&criterion, &loss, reduction));
+  ek_criterion *criterion = NULL;
+  ck_ok(number == SQUARED ? ek_mean_squared_error_create(&criterion, reduction)
+                          : ek_elementwise_loss_create(&criterion, &loss, reduction));
   return criterion;
 }
 
@@ -57,6 +60,10 @@ static long double formula(int number, long double y, long double t, long double
     *slope = other / (1 + expl(-y)) - share / (1 + expl(y));
     return share * log1pl(expl(-y)) + other * log1pl(expl(y));
   }
+  if (number == SQUARED) {
+    *slope = 2 * d;
+    return d * d;
+  }
   const long double steepness = number == HUBER ? 1.5L : 1.0L;
   *slope = steepness * (size < width ? d / width : sign);
   return steepness * (size < width ? d * d / (2 * width) : size - width / 2);
@@ -64,6 +71,7 @@ static long double formula(int number, long double y, long double t, long double
 
 static double bound_of(const struct ck_rig *rig, int number, double y, double t) {
   const double size = fabs(y) + fabs(t);
+  if (number == SQUARED) return 3 * rig->unit * (y - t) * (y - t);
   if (number >= DIVERGENCE) return 8 * rig->unit * (1 + size);
   if (number >= BINARY)
     return (number == BINARY ? 8 : 20) * rig->unit * (1 + fabs(y) * (1 + fabs(t)));
@@ -72,6 +80,7 @@ static double bound_of(const struct ck_rig *rig, int number, double y, double t)
 }
 
 static double slope_bound(const struct ck_rig *rig, int number, double y, double t) {
+  if (number == SQUARED) return 8 * rig->unit * fabs(y - t) / 3; /* a difference, and a scale */
   if (number >= BINARY) return (number == POSITIVE ? 30 : 12) * rig->unit * (1 + fabs(t));
   return 12 * rig->unit * (1.5 + fabs(t) + fabs(y));
 }
@@ -95,7 +104,7 @@ CK_LOOP(equals_the_formula, KINDS * CK_VARIANTS) {
     gradient[i] = (double)slope / 3;
     gradient_bound[i] = slope_bound(rig, number, y[i], t[i]);
     sum += l;
-    sum_bound += bound[i] + (COUNT + 3) * rig->unit * fabs(want[i]);
+    sum_bound += (number == SQUARED ? 0 : bound[i]) + (COUNT + 3) * rig->unit * fabs(want[i]);
   }
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(COUNT)), *tt = ck_tensor(rig, t, CK_SHAPE(COUNT));
   struct ck_loss *loss = ck_loss_open(rig, make(number, EK_REDUCTION_MEAN), true);
@@ -144,12 +153,7 @@ CK_LOOP(weights, 6 * CK_VARIANTS) {
     t[i] = i % 3 == 0 ? (double)NAN : -(double)INFINITY;
   }
   if (by_sample) want[1] /= 33;
-  const ek_element_loss squared = {EK_ELEMENT_LOSS_SQUARED, 0, 0};
-  CK_WITH(ek_elementwise_loss_options, options, EK_ELEMENTWISE_LOSS_OPTIONS_INIT,
-          .reduction = reduction, .weighted = true, .by_sample = by_sample);
-  ek_criterion *criterion = NULL;
-  ck_ok(ek_elementwise_loss_create_with(&criterion, &squared, &options));
-  struct ck_loss *loss = ck_loss_open(rig, criterion, true);
+  struct ck_loss *loss = ck_loss_open(rig, make_with(SQUARED, reduction, true, by_sample), true);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(ROWS, 33));
   const ek_tensor targets[] = {*ck_tensor(rig, t, CK_SHAPE(ROWS, 33)),
                                *ck_tensor(rig, w, CK_SHAPE(ROWS, 33))};
@@ -253,7 +257,7 @@ CK_RIG_TEST(shapes, NULL, EK_F32) {
   const double *numbers = ck_values(rig, 12, 0, 1);
   ek_tensor *y = ck_tensor(rig, numbers, CK_SHAPE(2, 6));
   ek_tensor *other = ck_tensor(rig, numbers, CK_SHAPE(4, 3));
-  struct ck_loss *loss = ck_loss_open(rig, make_with(0, EK_REDUCTION_MEAN, true, true), false);
+  struct ck_loss *loss = ck_loss_open(rig, make_with(L1, EK_REDUCTION_MEAN, true, true), false);
   ck_fails(ck_loss_try_forward(loss, y, (const ek_tensor[]){*other, *y}, false), EK_ERR_SHAPE,
            "the target's shape differs from the output's: rank 2 with 3 elements in each row, "
            "expected rank 2 with 6");

@@ -1,6 +1,6 @@
 /*
- * check_mean_squared_error.c - the squared error criterion: exactly where it can be exact, against
- * differences, and by its memory, of which it needs none.
+ * check_mean_squared_error.c - the squared error criterion: exactly where it can be exact, and by
+ * its memory, of which it needs none. Formula and differences: check_elementwise_loss.c.
  */
 #include "ck_criterion.h"
 
@@ -48,35 +48,6 @@ CK_RIG_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
   ck_loss_forward(loss, ty, tt, NULL);
   ck_loss_backward(loss, NULL, ck_tensor(rig, factors, CK_SHAPE(count)));
   ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, NULL, count);
-}
-
-/* Differences, squares and the sum round once per element: (count + 3) u of the sum of squares. */
-CK_RIG_LOOP(equals_the_formula, CK_VARIANTS) {
-  const int64_t count = 9001; /* more than one chunk of the sum */
-  double *y = ck_values(rig, count, -2, 2), *t = ck_values(rig, count, -2, 2);
-  double *gradient = ck_zeros(rig, count), *bound = ck_zeros(rig, count);
-  long double sum = 0;
-  for (int64_t i = 0; i < count; i++) {
-    sum += ((long double)y[i] - t[i]) * ((long double)y[i] - t[i]);
-    gradient[i] = 2 * (y[i] - t[i]) / 3;
-    bound[i] = 4 * rig->unit * fabs(gradient[i]);
-  }
-  const double want = (double)sum, s_bound = (double)(count + 3) * rig->unit * want;
-  const double scale = 1.0 / 3;
-  ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(count)), *tt = ck_tensor(rig, t, CK_SHAPE(count));
-  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
-  double totals[2];
-  ck_loss_forward(loss, ty, tt, totals);
-  ck_within("s", totals, &want, &s_bound, 1);
-  ck_assert(totals[1] == (double)count);
-  ck_loss_backward(loss, &scale, NULL);
-  ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, bound, count);
-}
-
-CK_RIG_TEST(gradient_is_the_derivative, NULL, EK_F64) {
-  ek_tensor *y = ck_tensor(rig, ck_values(rig, 30, -1, 1), CK_SHAPE(5, 6));
-  ek_tensor *target = ck_tensor(rig, ck_values(rig, 30, -1, 1), CK_SHAPE(5, 6));
-  ck_loss_gradient(rig, ck_loss_open(rig, make(EK_REDUCTION_SUM), true), y, target, 30);
 }
 
 /* ---- memory ---- */
