@@ -103,6 +103,14 @@ CK_PART_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
 
 /* ---- outputs ---- */
 
+/* Outputs of device 0's part. */
+static double *read_part(const struct forwarded *f) {
+  const ek_tensor *part = &f->outputs[0].parts[0];
+  double *values = ck_array((size_t)ek_tensor_count(part), sizeof *values);
+  ck_get(values, part);
+  return values;
+}
+
 /* With keep_outputs they survive; without, they hold the gradient. Both give the same gradients. */
 CK_PART_LOOP(outputs_are_kept_or_not, CASES) {
   double *gradients[2];
@@ -113,15 +121,11 @@ CK_PART_LOOP(outputs_are_kept_or_not, CASES) {
     setup.keep_outputs = keep == 1;
     t = ck_training_opened(&setup);
     CK_SET_UP(struct forwarded, f, forward(&f, &t, &batch));
-    const ek_tensor *part = &f.outputs[0].parts[0];
-    const int64_t size = ek_tensor_count(part);
-    double *before = ck_array((size_t)size, sizeof *before);
-    double *after = ck_array((size_t)size, sizeof *after);
-    ck_get(before, part);
+    const double *before = read_part(&f);
     ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
-    ck_get(after, part);
-    if (keep == 1) ck_same_bits("output", after, before, size);
-    if (keep == 0) ck_assert_double_gt(ck_rel_l2(after, before, size), 0.01);
+    const double *after = read_part(&f);
+    if (keep == 1) ck_arrays_same("output", after, before);
+    if (keep == 0) ck_assert_double_gt(ck_arrays_off(after, before), 0.01);
     const ek_status again = ek_data_parallel_criterion_forward(
         t.loss, f.outputs, ek_module_outputs(t.module), batch.target, batch.targets);
     ck_assert_int_eq(again, keep == 1 ? EK_OK : EK_ERR_STATE);
@@ -136,24 +140,13 @@ CK_PART_LOOP(outputs_are_kept_or_not, CASES) {
 CK_TEST(outputs_that_others_hold) {
   struct ck_training t = ck_training_of(setup_of(2, EK_F32, "cpu:3"));
   struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 4);
-  double before[3 * 5], after[3 * 5];
   CK_SET_UP(struct forwarded, f, forward(&f, &t, &batch));
   CK_GOT(ek_tensor, held, ek_tensor_share(&held, &f.outputs[0].parts[0]));
-  ck_get(before, &held);
+  const double *before = read_part(&f);
   ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
-  ck_get(after, &held);
-  ck_same_bits("held", after, before, ek_tensor_count(&held));
+  ck_arrays_same("held", read_part(&f), before);
   ek_tensor_free(&held);
   drop(&f, &t);
-}
-
-/* Outputs of device 0's part, in an array of the caller's. */
-static double *read_part(const struct forwarded *f, int64_t *size) {
-  const ek_tensor *part = &f->outputs[0].parts[0];
-  *size = ek_tensor_count(part);
-  double *values = ck_array((size_t)*size, sizeof *values);
-  ck_get(values, part);
-  return values;
 }
 
 /*
@@ -194,15 +187,13 @@ CK_PART_LOOP(when_forward_overwrites, CASES) {
   setup.gradient_in_forward = true;
   struct ck_training t = ck_training_opened(&setup);
   for (int trains = 0; trains < 2; trains++) {
-    int64_t size = 0;
     memset(&f, 0, sizeof f);
     ck_ok(ek_data_parallel_model_forward(f.outputs, t.model, batch.input, batch.inputs,
                                          trains ? NULL : &evaluation));
-    double *before = read_part(&f, &size);
+    const double *before = read_part(&f);
     ck_ok(ek_data_parallel_criterion_forward(t.loss, f.outputs, ek_module_outputs(t.module),
                                              batch.target, batch.targets));
-    double *after = read_part(&f, &size);
-    const double change = ck_rel_l2(after, before, size);
+    const double change = ck_arrays_off(read_part(&f), before);
     ck_assert_msg(trains && writes ? change > 0.01 : change == 0, "changed by %g", change);
     const ek_status again = ek_data_parallel_criterion_forward(
         t.loss, f.outputs, ek_module_outputs(t.module), batch.target, batch.targets);
