@@ -8,7 +8,7 @@
 
 /* ---- on the scene: its model, or its trainer ---- */
 
-static ek_status answer_own_data(struct scene *s) {
+SHOWN(answer_own_data) {
   ek_trainer *trainer = s->trainer;
 #include "how_do_i_1.inc"
   ck_assert_double_eq(result.loss, 0);
@@ -16,7 +16,7 @@ static ek_status answer_own_data(struct scene *s) {
 }
 
 /* trainer.h, "The same step in two calls" */
-static ek_status answer_two_calls(struct scene *s) {
+SHOWN(answer_two_calls) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor *tokens = s->inputs, *targets = s->targets;
   const int steps = STEPS_SHOWN;
@@ -28,7 +28,7 @@ static ek_status answer_two_calls(struct scene *s) {
   return EK_OK;
 }
 
-static ek_status answer_validation(struct scene *s) {
+SHOWN(answer_validation) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor *inputs = s->inputs, *targets = s->targets;
   const int batches = STEPS_SHOWN;
@@ -47,15 +47,14 @@ static ek_status make_packed(ek_source **made, ek_module **to) {
 }
 
 /* There are no such files. */
-static ek_status answer_packed(struct scene *s) {
+SHOWN(answer_packed) {
   ek_source *source = NULL;
   ek_module *module = NULL;
-  (void)s;
   const ek_status status = make_packed(&source, &module);
   return status == EK_ERR_NOT_FOUND ? EK_OK : status;
 }
 
-static ek_status answer_rate(struct scene *s) {
+SHOWN(answer_rate) {
   ek_trainer *trainer = s->trainer;
   const int64_t step = 0;
   ek_step_result result;
@@ -65,7 +64,7 @@ static ek_status answer_rate(struct scene *s) {
   return EK_OK;
 }
 
-static ek_status answer_parts(struct scene *s) {
+SHOWN(answer_parts) {
   ek_data_parallel_model *model = s->model;
   ek_data_parallel_criterion *criterion = s->criterion;
   ek_data_parallel_optimizer *optimizer = s->optimizer;
@@ -78,10 +77,9 @@ static ek_status answer_parts(struct scene *s) {
   return status;
 }
 
-static ek_status answer_losses(struct scene *s) {
+SHOWN(answer_losses) {
   ek_criterion *loss = NULL;
   ek_status status;
-  (void)s;
 #include "how_do_i_11.inc"
   ek_criterion_free(loss);
   return status;
@@ -94,9 +92,8 @@ static ek_status make_averaged(ek_optimizer **made, ek_optimizer *adamw) {
   return EK_OK;
 }
 
-static ek_status answer_average(struct scene *s) {
+SHOWN(answer_average) {
   CK_FREED(optimizer) *adamw = NULL, *rule = NULL;
-  (void)s;
   EK_TRY(ek_adamw_create(&adamw, NULL));
   return make_averaged(&rule, adamw);
 }
@@ -106,7 +103,7 @@ static ek_status answer_prediction(ek_tensor answers, ek_module *module, const e
   return status;
 }
 
-static ek_status answer_predict(struct scene *s) {
+SHOWN(answer_predict) {
   float numbers[SAMPLES_SHOWN * WIDTH];
   ek_tensor answers = s->inputs[0];
   answers.data = numbers;
@@ -115,7 +112,7 @@ static ek_status answer_predict(struct scene *s) {
   return EK_OK;
 }
 
-static ek_status answer_count(struct scene *s) {
+SHOWN(answer_count) {
   ek_module *module = s->module;
 #include "how_do_i_17.inc"
   ck_assert_int_eq(totals.parameters, WIDTH);
@@ -135,7 +132,7 @@ static ek_status load_position(ek_trainer *trainer, int64_t *where) {
 }
 
 /* Saved once: a load that failed halfway leaves a torn model, which the next load mends. */
-static ek_status answer_resume(struct scene *s) {
+SHOWN(answer_resume) {
   int64_t position = 0;
   EK_TRY(load_position(s->trainer, &position));
   if (position == -1) {
@@ -159,7 +156,7 @@ static ek_status save_folder(ek_trainer *trainer) {
 }
 
 /* The folder that is read is not there. */
-static ek_status answer_weights(struct scene *s) {
+SHOWN(answer_weights) {
   const ek_status nowhere = open_folder(NULL, NULL);
   if (nowhere == EK_ERR_OUT_OF_MEMORY) return nowhere;
   ck_assert_int_eq(nowhere, EK_ERR_NOT_FOUND);
@@ -170,7 +167,7 @@ static ek_status answer_weights(struct scene *s) {
   return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* built without files, or no names */
 }
 
-static ek_status answer_trace(struct scene *s) {
+SHOWN(answer_trace) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor inputs = s->inputs[0], targets = s->targets[0];
 #include "how_do_i_23.inc"
@@ -185,7 +182,7 @@ static ek_status tell_metrics(ek_metrics *metrics) {
   return EK_OK;
 }
 
-static ek_status answer_metrics(struct scene *s) {
+SHOWN(answer_metrics) {
   ek_metrics *metrics = NULL;
   EK_TRY(ek_metrics_open(&metrics, s->group, "run.prom", "run.jsonl"));
   ek_status status = ek_metrics_resume(metrics, 1000);

@@ -8,20 +8,16 @@
  * Each allocation on a device and on the host fails once. The error must come out, nothing may be
  * held afterwards that was not held before, and the same code must succeed when it is run again.
  *
- * Above 600 lines because it has all that is shown: macros here stand for functions of the library
- * and for `printf`, and hold for every piece.
+ * Macros here stand for functions of the library and for `printf`, and hold for every piece, also
+ * of the headers shown_modules.h, shown_files.h and how_do_i.h.
  */
-#include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <evenkeel/evenkeel.h>
 
 #define CK_REAL_FREES /* it has frees of its own */
+#include "ck_folder.h"
 #include "ck_gpt.h"
-#include "ek_check.h"
+#include "ck_parent.h"
 
 enum { STEPS_SHOWN = 3, SAMPLES_SHOWN = 5, WIDTH = 3, SEQUENCE = 4, VOCABULARY = 11 };
 
@@ -34,15 +30,6 @@ static struct {
   uint64_t held; /* when they were closed */
 } opened;
 
-static uint64_t held_on(const ek_group *group) {
-  uint64_t bytes = 0;
-  for (size_t k = 0; k < ek_group_size(group); k++) {
-    CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, k)));
-    bytes += usage.current_bytes;
-  }
-  return bytes;
-}
-
 static ek_status open_shown(ek_group **group, const char *spec, const ek_group_options *options) {
   EK_TRY(ek_group_open(group, spec, options));
   opened.open++;
@@ -52,7 +39,7 @@ static ek_status open_shown(ek_group **group, const char *spec, const ek_group_o
 static void close_shown(ek_group *group) {
   if (group == NULL) return;
   opened.open--;
-  opened.held += held_on(group);
+  opened.held += ck_bytes_held(group);
   ek_group_free(group);
 }
 
@@ -124,6 +111,21 @@ static void shown_advice(void) {
 #define printf print_shown
 #define SHOWN_REST ((void)0)
 
+/* What is open already, for pieces that speak of it, and a function for one. */
+struct scene {
+  ek_group *group;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *criterion;
+  ek_data_parallel_optimizer *optimizer;
+  ek_module *module;
+  ek_criterion *loss;
+  ek_optimizer *rule;
+  float numbers[STEPS_SHOWN][SAMPLES_SHOWN * WIDTH];
+  ek_tensor inputs[STEPS_SHOWN], targets[STEPS_SHOWN];
+  ek_trainer *trainer; /* on the same devices, with a model of its own */
+};
+#define SHOWN(name) static ek_status name(struct scene *s CK_ATTRIBUTE_UNUSED)
+
 /* ---- the pieces ---- */
 
 #define train train_readme
@@ -172,152 +174,9 @@ static ek_status shown_fault(ek_device *device) {
 static ek_status shown_fault(ek_device *device) { return shown_tensor(device); }
 #endif
 
-/* module.h: y[r][c] = x[r][c] factor[c] */
+#include "shown_modules.h"
 
-static ek_status scale_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs);
-static ek_status scale_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs);
-static void scale_free(ek_module *self) { free(self); }
-
-#include "module_1.inc"
-
-static ek_status scale_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
-  const int64_t width = ((const scale_module *)self)->width;
-  ek_tensor factor;
-  EK_TRY(ek_pass_parameter(&factor, pass, 0));
-  EK_TRY(ek_pass_output(&outputs[0], pass, EK_F32, 2, inputs[0].shape));
-  for (int64_t i = 0; i < inputs[0].shape[0] * width; i++) {
-    floats(&outputs[0])[i] = floats(&inputs[0])[i] * floats(&factor)[i % width];
-  }
-  return ek_pass_save(pass, &inputs[0]);
-}
-
-static ek_status scale_gradient(ek_pass *pass, const ek_tensor *dy, const ek_tensor *x) {
-  const int64_t width = x->shape[1];
-  ek_tensor dw;
-  double beta = 0;
-#define W2 0
-#include "own_model_8.inc"
-#undef W2
-  if (beta != 1) return ek_error_set(EK_ERR_INTERNAL, "the second call finds beta %g", beta);
-  for (int64_t i = 0; i < x->shape[0] * width; i++) {
-    floats(&dw)[i % width] += floats(dy)[i] * floats(x)[i];
-  }
-  return EK_OK;
-}
-
-static ek_status scale_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
-  const int64_t width = ((const scale_module *)self)->width;
-  CK_FREED(tensor) x = {0};
-  ek_tensor factor;
-  EK_TRY(ek_pass_take(&x, pass));
-  EK_TRY(scale_gradient(pass, &grad_outputs[0], &x));
-  if (grad_inputs == NULL) return EK_OK;
-  EK_TRY(ek_pass_parameter(&factor, pass, 0));
-  EK_TRY(ek_pass_output(&grad_inputs[0], pass, EK_F32, 2, grad_outputs[0].shape));
-  for (int64_t i = 0; i < grad_outputs[0].shape[0] * width; i++) {
-    floats(&grad_inputs[0])[i] = floats(&grad_outputs[0])[i] * floats(&factor)[i % width];
-  }
-  return EK_OK;
-}
-
-/* docs/own-model.md: a module of two others, and something foreign on each device */
-
-struct pair {
-  ek_module base;
-  ek_module *encoder, *decoder;
-};
-
-static atomic_int foreign_parts; /* the workers open their devices' parts at once */
-
-static void *foreign_create(size_t device) {
-  foreign_parts++;
-  return calloc(1, device + 1);
-}
-
-static void foreign_free(void *part) {
-  foreign_parts--;
-  free(part);
-}
-
-#include "own_model_12.inc"
-
-static ek_status pair_parameters(const ek_module *self, ek_declaration *declaration) {
-  const struct pair *m = (const struct pair *)self;
-#include "own_model_14.inc"
-  return EK_OK;
-}
-
-static ek_status pair_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                              ek_tensor *outputs) {
-  (void)self;
-  const int64_t row = 0;
-  const uint32_t block = 0;
-  uint32_t bits[4];
-  if (ek_pass_state(pass) == NULL) return ek_error_set(EK_ERR_INTERNAL, "no state");
-#include "own_model_13.inc"
-#include "own_model_15.inc"
-}
-
-static ek_status pair_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                               ek_tensor *grad_inputs) {
-  (void)self;
-#include "own_model_16.inc"
-}
-
-static void pair_free(ek_module *self) {
-  ek_module_free(((struct pair *)self)->encoder);
-  ek_module_free(((struct pair *)self)->decoder);
-  free(self);
-}
-
-static const ek_module_ops pair_ops = {.size = sizeof(ek_module_ops), .kind = "pair",
-                                       .parameters = pair_parameters, .forward = pair_forward,
-                                       .backward = pair_backward, .free = pair_free,
-                                       .open = pair_open, .close = pair_close};
-
-/* criterion.h: a criterion of the program's own, with the square for the absolute value */
-
-static ek_status absolute_sum(ek_stream *stream, ek_tensor *totals, const ek_tensor *y,
-                              const ek_tensor *t) {
-  return ek_op_squared_error_forward(stream, NULL, totals, y, t);
-}
-
-static ek_status absolute_signs(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
-                                const ek_tensor *t, const ek_tensor *scale) {
-  return ek_op_squared_error_backward(stream, gradient, y, t, scale, NULL);
-}
-
-#define forward shown_loss_forward
-#define backward shown_loss_backward
-#include "criterion_1.inc"
-#undef forward
-#undef backward
-
-static void shown_loss_free(ek_module *self) { free(self); }
-
-static const ek_module_ops shown_loss_ops = {.size = sizeof(ek_module_ops), .kind = "absolute",
-                                             .forward = shown_loss_forward,
-                                             .backward = shown_loss_backward,
-                                             .free = shown_loss_free};
-
-/* data_parallel_criterion.h, data_parallel_model.h, pass.h: on what is open already */
-
-struct scene {
-  ek_group *group;
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *criterion;
-  ek_data_parallel_optimizer *optimizer;
-  ek_module *module;
-  ek_criterion *loss;
-  ek_optimizer *rule;
-  float numbers[STEPS_SHOWN][SAMPLES_SHOWN * WIDTH];
-  ek_tensor inputs[STEPS_SHOWN], targets[STEPS_SHOWN];
-  ek_trainer *trainer; /* on the same devices, with a model of its own */
-};
+/* ---- on what is open already ---- */
 
 static ek_status one_step(double *loss, ek_data_parallel_model *model,
                           ek_data_parallel_criterion *criterion,
@@ -326,7 +185,7 @@ static ek_status one_step(double *loss, ek_data_parallel_model *model,
 #include "data_parallel_criterion_1.inc"
 }
 
-static ek_status shown_step(struct scene *s) {
+SHOWN(shown_step) {
   double loss = -1;
   EK_TRY(one_step(&loss, s->model, s->criterion, s->optimizer, s->inputs[0], s->targets[0]));
   ck_assert_double_ge(loss, 0);
@@ -353,7 +212,7 @@ cleanup:
   return status;
 }
 
-static ek_status shown_whole(struct scene *s) {
+SHOWN(shown_whole) {
   CK_FREED(criterion) *criterion = calloc(1, sizeof *criterion);
   ck_assert_ptr_nonnull(criterion);
   ck_ok(ek_criterion_init(criterion, &shown_loss_ops, 1, 1, EK_REDUCTION_MEAN));
@@ -382,216 +241,27 @@ cleanup:
   return status;
 }
 
-static ek_status shown_ahead(struct scene *s) {
+SHOWN(shown_ahead) {
   return steps_ahead(s->group, s->model, s->criterion, s->optimizer, s->inputs, s->targets,
                      STEPS_SHOWN);
 }
 
-static ek_status copy_state(const ek_data_parallel_model *from, ek_data_parallel_model *to) {
-#include "state_1.inc"
-  return EK_OK;
-}
-
-static ek_status shown_state(struct scene *s) { return copy_state(s->model, s->model); }
-
-static ek_status write_file(const ek_safetensors_entry *entries, const float *const *data,
-                            const size_t *bytes) {
-  ek_safetensors_writer *writer = NULL;
-  ek_status status = EK_OK;
-#include "safetensors_2.inc"
-  return status;
-}
-
-static ek_status read_file(float *numbers) {
-  ek_status status = EK_OK;
-  ek_tensor host;
-#undef SHOWN_REST
-#define SHOWN_REST                                                                                 \
-  host = entry->like;                                                                              \
-  host.data = numbers
-#include "safetensors_1.inc"
-#undef SHOWN_REST
-#define SHOWN_REST ((void)0)
-  return status;
-}
-
-static ek_status shown_files(struct scene *s) {
-  static const float numbers[] = {1, 2, 3};
-  const float *const data[] = {numbers, numbers + 1};
-  const size_t bytes[] = {sizeof numbers, 2 * sizeof *numbers};
-  float read[3];
-  ek_safetensors_entry entries[] = {{"a", {.type = EK_F32, .rank = 1, .shape = {3}}},
-                                    {"b", {.type = EK_F32, .rank = 2, .shape = {1, 2}}}};
-  (void)s;
-  ek_status status = write_file(entries, data, bytes);
-  if (status == EK_ERR_UNSUPPORTED) return EK_OK; /* built without */
-  if (status == EK_OK) status = read_file(read);
-  if (status == EK_OK) ck_assert(read[0] == 2.0f && read[1] == 3.0f);
-  (void)remove("model.safetensors");
-  return status;
-}
-
-static ek_status save_run(const ek_data_parallel_model *model, int64_t position) {
-#include "checkpoint_1.inc"
-  return EK_OK;
-}
-
-static ek_status save_sampler(const ek_data_parallel_model *model) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
-  int64_t numbers[4] = {1, 2, 3, 4};
-#include "checkpoint_3.inc"
-  return EK_OK;
-}
-
-static ek_status load_sampler(ek_tensor sampler) {
-  ek_checkpoint_info info;
-  ek_safetensors *file = NULL;
-  EK_TRY(ek_checkpoint_latest(&info, "run"));
-#include "checkpoint_4.inc"
-  return status;
-}
-
-static ek_status load_run(ek_data_parallel_model *model, int64_t *where) {
-  int64_t position = 0;
-#include "checkpoint_2.inc"
-  *where = position;
-  return EK_OK;
-}
-
-static ek_status load_weights(ek_data_parallel_model *model) {
-#include "weights_1.inc"
-  return EK_OK;
-}
-
-static ek_status shown_average(struct scene *s) {
+SHOWN(shown_average) {
   ek_optimizer *adamw = NULL, *rule = NULL;
   ek_status status;
-  (void)s;
 #include "averaged_1.inc"
   if (status == EK_OK) ck_assert_uint_eq(ek_optimizer_states(rule), 3);
   ek_optimizer_free(rule);
   return status;
 }
 
-static ek_status shown_muon(struct scene *s) {
+SHOWN(shown_muon) {
   const ek_adamw_options adamw_options = EK_ADAMW_OPTIONS_INIT;
   ek_optimizer *adamw = NULL, *rule = NULL;
   ek_status status;
-  (void)s;
 #include "muon_1.inc"
   if (status == EK_OK) ck_assert_uint_eq(ek_optimizer_states(rule), 3);
   ek_optimizer_free(rule);
-  return status;
-}
-
-/* The folder is not there, so the piece ends at its first line. */
-static ek_status read_folder(ek_criterion *loss, ek_optimizer *rule) {
-  ek_module *module = NULL;
-  ek_trainer *trainer = NULL;
-#include "model_folder_1.inc"
-  return EK_OK;
-}
-
-static const char shown_state_file[] = "run/step-000000000000.safetensors";
-
-/* Saved once: a load that failed halfway leaves a torn model, which the next load mends. */
-static ek_status shown_checkpoint(struct scene *s) {
-  int64_t position = 0;
-  FILE *file = fopen(shown_state_file, "rb");
-  int64_t numbers[4] = {0};
-  const ek_tensor sampler = {.data = numbers, .type = EK_I64, .rank = 1, .shape = {4}};
-  ek_status status = file == NULL ? save_sampler(s->model) : EK_OK;
-  if (status == EK_OK && file == NULL) EK_TRY(load_sampler(sampler));
-  if (file == NULL && status == EK_OK) {
-    ck_assert_int_eq(numbers[3], 4);
-    status = save_run(s->model, 17);
-  }
-  if (file != NULL) (void)fclose(file);
-  if (status == EK_ERR_UNSUPPORTED) return EK_OK; /* built without */
-  EK_TRY(status);
-  EK_TRY(load_run(s->model, &position));
-  const ek_status nobodys = load_weights(s->model);
-  if (nobodys == EK_ERR_OUT_OF_MEMORY) return nobodys;
-  ck_assert_int_eq(nobodys, EK_ERR_NOT_FOUND);
-  const ek_status nowhere = read_folder(NULL, NULL);
-  if (nowhere == EK_ERR_OUT_OF_MEMORY) return nowhere;
-  ck_assert_int_eq(nowhere, EK_ERR_NOT_FOUND);
-  ck_assert_int_eq(position, 17);
-  return EK_OK;
-}
-
-static ek_status trace_steps(ek_group *group) {
-#include "trace_1.inc"
-  return EK_OK;
-}
-
-static ek_status shown_trace(struct scene *s) {
-  const ek_status status = trace_steps(s->group);
-  (void)remove("trace.json");
-  return status;
-}
-
-static ek_status take_snapshots(ek_group *group) {
-#include "memory_snapshot_1.inc"
-  return EK_OK;
-}
-
-static ek_status shown_snapshot(struct scene *s) {
-  const ek_status status = take_snapshots(s->group);
-  ck_ok(ek_memory_snapshot_when_full(s->group, NULL));
-  (void)remove("now.pickle");
-  return status;
-}
-
-static ek_status watch_steps(ek_group *group) {
-  ek_metrics *metrics = NULL;
-  const ek_step_result result = {.step = 1};
-  const double tokens = 7;
-  ek_status status = EK_OK;
-#include "metrics_1.inc"
-}
-
-static ek_status shown_metrics(struct scene *s) {
-  const ek_status status = watch_steps(s->group);
-  (void)remove("run.prom");
-  (void)remove("run.jsonl");
-  return status;
-}
-
-static ek_status step_on_files(ek_trainer *trainer) {
-  const int steps = 2;
-  ek_status status = EK_OK;
-#include "data_loader_1.inc"
-}
-
-static ek_status run_on_files(ek_trainer *trainer) {
-  ek_status status = EK_OK;
-#include "trainer_run_1.inc"
-}
-
-/* A model of its own, on devices of its own. */
-static ek_status train_on_files(ek_status (*train_so)(ek_trainer *trainer)) {
-  CK_FREED(module) *gpt = NULL;
-  CK_FREED(criterion) *loss = NULL;
-  CK_FREED(optimizer) *sgd = NULL;
-  SHOWN_TRAINER *trainer = NULL;
-  EK_TRY(ek_gpt_create(&gpt, NULL));
-  EK_TRY(ek_cross_entropy_create(&loss, NULL));
-  EK_TRY(ek_sgd_create(&sgd, NULL));
-  EK_TRY(ek_trainer_open(&trainer, "cpu:2", gpt, loss, sgd, NULL));
-  return train_so(trainer);
-}
-
-static ek_status with_file(ek_status (*train_so)(ek_trainer *trainer)) {
-  FILE *file = fopen("train-0.bin", "wb");
-  ck_assert_ptr_nonnull(file);
-  for (int i = 0; i < 100; i++) {
-    const uint16_t token = (uint16_t)(i % VOCABULARY);
-    ck_assert(fwrite(&token, sizeof token, 1, file) == 1);
-  }
-  ck_assert(fclose(file) == 0);
-  const ek_status status = train_on_files(train_so);
-  (void)remove("train-0.bin");
   return status;
 }
 
@@ -610,82 +280,10 @@ static ek_status make_weighted_loss(ek_criterion **made) {
   return EK_OK;
 }
 
-static ek_status shown_huber(struct scene *s) {
+SHOWN(shown_huber) {
   CK_FREED(criterion) *plain = NULL, *weighted = NULL;
-  (void)s;
   EK_TRY(make_loss(&plain));
   return make_weighted_loss(&weighted);
-}
-
-static ek_status shown_loader(struct scene *s) {
-  (void)s;
-  return with_file(step_on_files);
-}
-
-static ek_status shown_run(struct scene *s) {
-  (void)s;
-  const ek_status status = with_file(run_on_files);
-  (void)remove("text-run/step-000000000005.safetensors");
-  (void)remove("text-run");
-  return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* built without files */
-}
-
-/* chain.h: the block of a decoder, with a linear instead of attention; check_chain.c has the way
- * back. */
-#define forward shown_block_forward
-#include "chain_1.inc"
-#undef forward
-
-struct shown_block {
-  ek_module base, *children[CONTRACT + 1];
-};
-
-static ek_status shown_block_parameters(const ek_module *self, ek_declaration *declaration) {
-  static const char *const names[] = {"ln_1", "attention", "ln_2", "expand", "gelu", "contract"};
-  for (size_t i = 0; i <= CONTRACT; i++) {
-    EK_TRY(
-        ek_declare_module(declaration, names[i], ((const struct shown_block *)self)->children[i]));
-  }
-  return EK_OK;
-}
-
-static ek_status shown_block_backward(const ek_module *self, ek_pass *pass,
-                                      const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  ek_chain chain = EK_CHAIN_INIT;
-  (void)self;
-  chain.steps = path;
-  chain.count = sizeof path / sizeof *path;
-  return ek_chain_backward(grad_inputs, pass, grad_outputs, &chain);
-}
-
-static void shown_block_free(ek_module *self) {
-  for (size_t i = 0; i <= CONTRACT; i++) ek_module_free(((struct shown_block *)self)->children[i]);
-  free(self);
-}
-
-static ek_status shown_chain(struct scene *s) {
-  static const ek_module_ops ops = {.size = sizeof(ek_module_ops), .kind = "block",
-                                    .parameters = shown_block_parameters,
-                                    .forward = shown_block_forward,
-                                    .backward = shown_block_backward, .free = shown_block_free};
-  struct shown_block *block = ck_module_new(sizeof *block, &ops, 1, 1);
-  CK_FREED(module) *module = &block->base;
-  CK_FREED(replica) *replica = NULL;
-  CK_FREED(pass) *pass = NULL;
-  CK_FREED(tensor) x = {0}, y = {0};
-  ek_device *device = ek_group_device(s->group, 0);
-  EK_TRY(ek_layer_norm_create(&block->children[LN_1], WIDTH, 1e-5));
-  EK_TRY(ek_linear_create(&block->children[ATTENTION], WIDTH, WIDTH, true));
-  EK_TRY(ek_layer_norm_create(&block->children[LN_2], WIDTH, 1e-5));
-  EK_TRY(ek_linear_create(&block->children[EXPAND], WIDTH, 3, true));
-  EK_TRY(ek_activation_create(&block->children[GELU], EK_ACTIVATION_GELU));
-  EK_TRY(ek_linear_create(&block->children[CONTRACT], 3, WIDTH, true));
-  EK_TRY(ek_replica_open(&replica, device, module, NULL));
-  EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape));
-  EK_TRY(use(&x));
-  EK_TRY(ek_pass_open(&pass, replica, NULL));
-  EK_TRY(ek_pass_run_forward(&y, pass, &x));
-  return ek_pass_run_backward(NULL, pass, &y);
 }
 
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
@@ -694,7 +292,7 @@ static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
 #include "pass_1.inc"
 }
 
-static ek_status shown_pass(struct scene *s) {
+SHOWN(shown_pass) {
   CK_FREED(tensor) x = {0};
   ek_device *device = ek_group_device(s->group, 0);
   EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape));
@@ -702,7 +300,7 @@ static ek_status shown_pass(struct scene *s) {
   return by_hand(x, ek_data_parallel_model_replica(s->model, 0));
 }
 
-static ek_status shown_tensors(struct scene *s) {
+SHOWN(shown_tensors) {
   return shown_tensor(ek_group_device(s->group, 0));
 }
 
@@ -712,7 +310,7 @@ static ek_status import_theirs(ek_device *device, ek_dlpack *theirs) {
 #include "dlpack_1.inc"
 }
 
-static ek_status shown_dlpack(struct scene *s) {
+SHOWN(shown_dlpack) {
   static float numbers[2];
   int64_t shape[] = {2};
   ek_dlpack theirs = {.major = 1, .deleter = note_theirs,
@@ -724,6 +322,7 @@ static ek_status shown_dlpack(struct scene *s) {
 }
 
 #include "how_do_i.h"
+#include "shown_files.h"
 
 #undef ek_group_open
 #undef ek_group_free
@@ -744,12 +343,6 @@ static ek_status run_training(ek_status (*trains)(const ek_tensor *tokens, const
   return trains(batch, batch, 2);
 }
 
-static ek_status run_readme(void) { return run_training(train_readme); }
-static ek_status run_tutorial(void) { return tutorial_main() == 0 ? EK_OK : EK_ERR_OUT_OF_MEMORY; }
-static ek_status run_trainer(void) { return run_training(train_longer); }
-static ek_status run_options(void) { return run_training(answer_options); }
-static ek_status run_plan(void) { return run_training(answer_plan); }
-
 /* The example's own functions, with two of its steps instead of all. */
 static ek_status run_own_model(void) {
   static float samples[SAMPLES * IN], targets[SAMPLES];
@@ -766,25 +359,32 @@ static ek_status run_own_model(void) {
   return status;
 }
 
-static ek_status run_status(void) { return shown_status() == 0 ? EK_OK : EK_ERR_OUT_OF_MEMORY; }
-
+/* Each has one of the three. */
 static const struct {
   const char *name;
   ek_status (*run)(void);
-} programs[] = {{"README.md", run_readme},
-                {"evenkeel.h", run_tutorial},
-                {"trainer.h", run_trainer},
-                {"linear_cross_entropy.h", run_head},
-                {"own_model.c", run_own_model},
-                {"how-do-i.md, options", run_options},
-                {"how-do-i.md, a plan", run_plan},
-                {"how-do-i.md, pixels", answer_pixels},
-                {"how-do-i.md, optimizer", answer_optimizer},
-                {"status.h", run_status}};
+  ek_status (*trains)(const ek_tensor *tokens, const ek_tensor *targets, int steps);
+  int (*main)(void);
+} programs[] = {{"README.md", .trains = train_readme},
+                {"evenkeel.h", .main = tutorial_main},
+                {"trainer.h", .trains = train_longer},
+                {"linear_cross_entropy.h", .run = run_head},
+                {"own_model.c", .run = run_own_model},
+                {"how-do-i.md, options", .trains = answer_options},
+                {"how-do-i.md, a plan", .trains = answer_plan},
+                {"how-do-i.md, pixels", .run = answer_pixels},
+                {"how-do-i.md, optimizer", .run = answer_optimizer},
+                {"status.h", .main = shown_status}};
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 
+static ek_status run_it(int program) {
+  if (programs[program].run != NULL) return programs[program].run();
+  if (programs[program].trains != NULL) return run_training(programs[program].trains);
+  return programs[program].main() == 0 ? EK_OK : EK_ERR_OUT_OF_MEMORY;
+}
+
 static ek_status run_program(int program, const char *what, uint64_t n) {
-  const ek_status status = programs[program].run();
+  const ek_status status = run_it(program);
   ck_assert_msg(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY, "%s, %s %d: %s: %s",
                 programs[program].name, what, (int)n, ek_status_name(status), ek_error_message());
   ck_assert_msg(opened.open == 0 && opened.held == 0,
@@ -806,13 +406,14 @@ enum { LAST_DEVICE = 3, VICTIMS = 3 };
 
 CK_LOOP(programs_end_with_nothing_held, PROGRAMS) {
   uint64_t n;
+  const bool without = programs[_i].main == shown_status; /* of any allocation on a device */
   ck_ok(run_program(_i, "nothing", 0));
   for (opened.device = 0; opened.device < 4; opened.device += LAST_DEVICE) {
-    for (n = 1; programs[_i].run != run_status; n = next(n)) {
+    for (n = 1; !without; n = next(n)) {
       opened.fail_at = n;
       if (run_program(_i, "device allocation", n) == EK_OK) break;
     }
-    ck_assert_msg(programs[_i].run == run_status || n > 10, "%d allocations", (int)n);
+    ck_assert_msg(without || n > 10, "%d allocations", (int)n);
     opened.fail_at = 0;
   }
   opened.device = 0;
@@ -867,7 +468,7 @@ static void scene_close(struct scene *s) {
   ek_optimizer_free(s->rule);
   ek_criterion_free(s->loss);
   ek_module_free(s->module);
-  ck_assert_uint_eq(held_on(s->group), 0);
+  ck_assert_uint_eq(ck_bytes_held(s->group), 0);
   ck_assert_int_eq(foreign_parts, 0);
   ek_group_free(s->group);
 }
@@ -916,11 +517,11 @@ static bool fails_well(struct scene *s, int piece, const char *what, uint64_t n,
   if (status == EK_OK) return false;
   ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "%s, %s %d: %s: %s", pieces[piece].name, what,
                 (int)n, ek_status_name(status), ek_error_message());
-  const uint64_t after = held_on(s->group);
+  const uint64_t after = ck_bytes_held(s->group);
   ck_assert_msg(after == before, "%s, %s %d: %llu bytes are held, %llu were", pieces[piece].name,
                 what, (int)n, (unsigned long long)after, (unsigned long long)before);
   ck_ok(pieces[piece].run(s));
-  ck_assert_uint_eq(held_on(s->group), before);
+  ck_assert_uint_eq(ck_bytes_held(s->group), before);
   return true;
 }
 
@@ -928,7 +529,7 @@ CK_LOOP(pieces_leave_nothing_behind, PIECES) {
   static struct scene s;
   scene_open(&s);
   ck_ok(pieces[_i].run(&s));
-  const uint64_t held = held_on(s.group);
+  const uint64_t held = ck_bytes_held(s.group);
   for (size_t k = 0; k < VICTIMS; k++) {
     ek_device *device = ek_group_device(s.group, k);
     uint64_t n = 1;
@@ -953,8 +554,8 @@ CK_LOOP(pieces_leave_nothing_behind, PIECES) {
 CK_TEST(the_rest) {
   ck_fails(shown_message(3), EK_ERR_SHAPE, "mixer: expected 3 columns");
   lines = 0;
-  ck_ok(run_readme());
-  ck_ok(run_trainer());
+  ck_ok(run_training(train_readme));
+  ck_ok(run_training(train_longer));
   ck_assert_int_eq(lines, 2 + 3);
   lines = 0;
   ck_assert_int_eq(tutorial_main(), 0);

@@ -12,7 +12,7 @@ void *ck_parent_new(size_t size, const ek_module_ops *ops, ek_module *child) {
 
 void ck_parent_free(ek_module *self) {
   struct ck_parent *m = (struct ck_parent *)self;
-  for (int i = 0; i < 4; i++) ek_module_free(m->children[i]);
+  for (int i = 0; i < CK_CHILDREN; i++) ek_module_free(m->children[i]);
   free(m);
 }
 

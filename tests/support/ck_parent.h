@@ -13,9 +13,10 @@
 
 #include "ek_check.h"
 
+enum { CK_CHILDREN = 6 };
 struct ck_parent {
   ek_module base;
-  ek_module *children[4]; /* NULL after the last */
+  ek_module *children[CK_CHILDREN]; /* NULL after the last */
 };
 
 /* A parent of `child` with its inputs and outputs, whose reference it takes over. Others follow by
