@@ -3,7 +3,6 @@
  * with exit code 1 and nothing is. Every allocation of making and writing fails once. And the text
  * of a page: what is in it from outside stays text.
  */
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chart.h>
@@ -11,7 +10,8 @@
 #include <report.h>
 #include <terminal.h>
 
-#include "ek_check.h"
+#include "ck_folder.h"
+#include "ck_fork.h"
 
 enum { RECORDS = 12 }; /* of a report: enough for arrays and objects to grow */
 
@@ -81,23 +81,15 @@ static void child(size_t fail, enum format format, bool page, const char *out, c
 
 static int exit_code(size_t fail, enum format format, bool page, const char *out,
                      const char *file) {
-  const pid_t process = fork();
-  ck_assert(process >= 0);
-  if (process == 0) child(fail, format, page, out, file);
-  int status = 0;
-  ck_assert(waitpid(process, &status, 0) == process);
-  ck_assert_msg(WIFEXITED(status), "allocation %zu: killed", fail);
-  return WEXITSTATUS(status);
+  int code = -1;
+  if (ck_forked(&code)) child(fail, format, page, out, file);
+  return code;
 }
 
 /* The bytes of a file; -1: there is none. */
 static long size_of(const char *path) {
-  FILE *file = fopen(path, "r");
-  if (file == NULL) return -1;
-  ck_assert(fseek(file, 0, SEEK_END) == 0);
-  const long size = ftell(file);
-  (void)fclose(file);
-  return size;
+  size_t size = 0;
+  return ck_read_file(&size, path) == NULL ? -1 : (long)size;
 }
 
 static bool is_json(const char *path) {
@@ -107,37 +99,19 @@ static bool is_json(const char *path) {
   return whole;
 }
 
-static char *text_of(const char *path) {
-  const long size = size_of(path);
-  if (size < 0) return NULL;
-  char *text = malloc((size_t)size + 1);
-  FILE *file = fopen(path, "r");
-  ck_assert(text != NULL && file != NULL);
-  ck_assert(fread(text, 1, (size_t)size, file) == (size_t)size);
-  text[size] = '\0';
-  (void)fclose(file);
-  return text;
-}
-
 /* A page that has its end and all of its points, and in which nothing ends a script early. */
 static bool is_page(const char *path) {
-  char *text = text_of(path);
+  const char *text = ck_read_file(NULL, path);
   if (text == NULL) return false;
   const char *end = strstr(text, "</html>\n");
   size_t points = 0;
   for (const char *p = text; (p = strstr(p, "<g class=\"point")) != NULL; p++) points++;
-  const bool whole = end != NULL && end[8] == '\0' && points == RECORDS &&
-                     strstr(text, "</script><b>") == NULL &&
-                     strstr(text, "\\u003c/script>\\u003cb>") != NULL;
-  free(text);
-  return whole;
+  return end != NULL && end[8] == '\0' && points == RECORDS &&
+         strstr(text, "</script><b>") == NULL && strstr(text, "\\u003c/script>\\u003cb>") != NULL;
 }
 
 CK_LOOP(a_report_is_whole_or_not_there, 3) {
-  char folder[] = "/tmp/evenkeel-report.XXXXXX", out[64], file[64];
-  ck_assert(mkdtemp(folder) != NULL);
-  (void)snprintf(out, sizeof out, "%s/out", folder);
-  (void)snprintf(file, sizeof file, "%s/file", folder);
+  const char *folder = ck_folder(), *out = ck_file(folder, "out"), *file = ck_file(folder, "file");
   const enum format format = _i == 0 ? FORMAT_JSON : FORMAT_TABLE;
   const bool page = _i == 2;
   int code = EXIT_ERROR;
@@ -154,9 +128,6 @@ CK_LOOP(a_report_is_whole_or_not_there, 3) {
     }
   }
   ck_assert_msg(failures > 60, "only %zu allocations failed", failures);
-  (void)unlink(file);
-  (void)unlink(out);
-  ck_assert_msg(rmdir(folder) == 0, "something is left in %s", folder);
 }
 
 /* What html_text() makes of it. */
@@ -211,18 +182,14 @@ CK_TEST(sizes_as_text) {
 
 /* A page has a colour for each category that the library has. */
 CK_TEST(every_category_has_a_colour) {
-  FILE *file = tmpfile();
+  char *text = NULL;
+  size_t size = 0;
+  FILE *file = open_memstream(&text, &size);
   ck_assert(file != NULL);
   html_begin(file, "colours");
-  const long size = ftell(file);
-  char *text = calloc((size_t)size + 1, 1);
-  ck_assert(text != NULL);
-  rewind(file);
-  ck_assert(fread(text, 1, (size_t)size, file) == (size_t)size);
-  (void)fclose(file);
+  ck_assert_int_eq(fclose(file), 0);
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-    char rule[64];
-    (void)snprintf(rule, sizeof rule, ".c-%s", ek_memory_category_name((ek_memory_category)c));
+    const char *rule = ck_text(".c-%s", ek_memory_category_name((ek_memory_category)c));
     ck_assert_msg(strstr(text, rule) != NULL, "no colour: %s", rule);
   }
   free(text);
