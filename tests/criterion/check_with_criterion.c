@@ -11,10 +11,7 @@ enum { IN = 3, OUT = CK_BIASED_COLUMNS, SEQUENCE = 2 };
 
 /* ---- a training of one module ---- */
 
-static ek_module *linear(void) {
-  CK_OPENED(ek_module *, module, ek_linear_create(&module, IN, OUT, true));
-  return module;
-}
+static ek_module *linear(void) { return ck_keep(ck_linear(IN, OUT, true)); }
 
 /* Criterion NULL: the module computes its loss itself. */
 static struct ck_training training_open_with(const char *spec, ek_mode mode, ek_module *module,

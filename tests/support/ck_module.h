@@ -57,9 +57,6 @@ size_t ck_module_case_inputs(const struct ck_module_case *module_case, const ek_
   }
 void ck_module_case_check(const struct ck_module_case *module_case, ek_check check);
 
-/* outer(module, inner); the reference of the inner one is given up. */
-ek_status ck_around(ek_module **module, ek_module *inner,
-                    ek_status (*outer)(ek_module **, ek_module *));
 /* Makes the module that `outer` makes around what the call makes in `inner`. */
 #define CK_CREATE_AROUND(create, outer, call)                                                      \
   static ek_status create(ek_module **module) {                                                    \

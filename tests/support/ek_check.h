@@ -134,6 +134,9 @@ ek_status ck_plain_create(ek_module **module, const ek_module_ops *ops, size_t i
 /* A struct of `size` bytes, zeros, that begins with its ek_module. */
 void *ck_module_new(size_t size, const ek_module_ops *ops, size_t inputs, size_t outputs);
 ek_module *ck_linear(int64_t in, int64_t out, bool bias);
+/* outer(module, inner); the reference of the inner one is given up. */
+ek_status ck_around(ek_module **module, ek_module *inner,
+                    ek_status (*outer)(ek_module **, ek_module *));
 /* A sequential, and a weighted sum, of parts whose references they take over, also on failure;
  * `options` may be NULL. */
 ek_status ck_sequential(ek_module **module, ek_module **parts, size_t count,

@@ -27,10 +27,7 @@ static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
   ck_ok(ek_batch_norm_create_with(&p[2], WIDTH, &options));
   ck_ok(ek_activation_create(&p[3], EK_ACTIVATION_RELU));
   ck_ok(ek_linear_create(&p[4], WIDTH, OUT, true));
-  if (again) {
-    CK_FREED(module) *inner = p[2];
-    ck_ok(ek_recompute_create(&p[2], inner));
-  }
+  if (again) ck_ok(ck_around(&p[2], p[2], ek_recompute_create));
   CK_WITH(ek_sequential_options, chain, EK_SEQUENTIAL_OPTIONS_INIT, .recompute = policy);
   return ck_sequential(module, p, 5, &chain);
 }

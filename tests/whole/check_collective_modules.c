@@ -26,8 +26,7 @@ static ek_status model(ek_module **module, bool again) {
   ck_ok(ck_batch_norm_create(&p[2], WIDTH));
   ck_ok(ek_linear_create(&p[3], WIDTH, OUT, true));
   for (int i = 0; i < 4 && again; i += 2) {
-    CK_FREED(module) *inner = p[i];
-    ck_ok((i == 0 ? ck_rerun_create : ek_recompute_create)(&p[i], inner));
+    ck_ok(ck_around(&p[i], p[i], i == 0 ? ck_rerun_create : ek_recompute_create));
   }
   return ck_sequential(module, p, 4, NULL);
 }

@@ -24,9 +24,8 @@ static double seconds(void) {
 
 static ek_module *stack_of(size_t layers) {
   ek_module **children = ck_array(layers, sizeof *children);
-  for (size_t i = 0; i < layers; i++) ck_ok(ek_linear_create(&children[i], WIDTH, WIDTH, true));
-  CK_GOT(ek_module *, module, ek_sequential_create(&module, children, layers));
-  for (size_t i = 0; i < layers; i++) ek_module_free(children[i]);
+  for (size_t i = 0; i < layers; i++) children[i] = ck_linear(WIDTH, WIDTH, true);
+  CK_GOT(ek_module *, module, ck_sequential(&module, children, layers, NULL));
   ck_drop(children);
   return module;
 }

@@ -21,37 +21,24 @@ static const ek_type halves[] = {EK_BF16, EK_F16};
 /* Wraps `module`, a reference that it takes over, `depth` times. */
 static ek_status rerun(ek_module **module, int depth) {
   for (int i = 0; i < depth; i++) {
-    ek_module *inner = *module;
-    const ek_status status = ck_rerun_create(module, inner);
-    if (status != EK_OK) *module = inner;
-    if (status != EK_OK) return status;
-    ek_module_free(inner);
+    EK_TRY(ck_around(module, *module, ck_rerun_create));
   }
   return EK_OK;
-}
-
-static ek_status chain(ek_module **module, ek_module **parts, size_t count) {
-  const ek_status status = ek_sequential_create(module, parts, count);
-  for (size_t i = 0; i < count; i++) ek_module_free(parts[i]);
-  return status;
 }
 
 /* linear, GELU, dropout, a counter, linear: `inner` times recomputed; and `outer` times as a whole.
  */
 static ek_status model(ek_module **module, int inner, int outer) {
-  ek_module *p[6] = {NULL}, *middle = NULL;
-  ck_ok(ek_linear_create(&p[0], WIDTH, WIDTH, true));
+  ek_module *p[6] = {[0] = ck_linear(WIDTH, WIDTH, true), [4] = ck_linear(WIDTH, WIDTH, true)};
+  ek_module *middle = NULL;
   ck_ok(ek_activation_create(&p[1], EK_ACTIVATION_GELU));
   ck_ok(ek_dropout_create(&p[2], 0.25));
   ck_ok(ck_counter_create(&p[3]));
-  ck_ok(ek_linear_create(&p[4], WIDTH, WIDTH, true));
   ck_ok(ek_dropout_create(&p[5], 0.5));
-  ck_ok(chain(&middle, p, 6));
+  ck_ok(ck_sequential(&middle, p, 6, NULL));
   ck_ok(rerun(&middle, inner));
-  ek_module *q[3] = {NULL, middle, NULL};
-  ck_ok(ek_linear_create(&q[0], IN, WIDTH, true));
-  ck_ok(ek_linear_create(&q[2], WIDTH, CLASSES, true));
-  ck_ok(chain(module, q, 3));
+  ek_module *q[] = {ck_linear(IN, WIDTH, true), middle, ck_linear(WIDTH, CLASSES, true)};
+  ck_ok(ck_sequential(module, q, 3, NULL));
   return rerun(module, outer);
 }
 

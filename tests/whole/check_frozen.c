@@ -19,12 +19,10 @@ static unsigned mask; /* of what is frozen in the modules that are made */
 
 /* Two linears with GELU between them, which run in one go. */
 static ek_status frozen_pair(ek_module **module) {
-  ek_module *parts[3] = {NULL}, *inner = NULL;
-  EK_TRY(ek_linear_create(&parts[0], 7, 16, true)); /* the sizes of the workload "mlp" */
+  /* The sizes of the workload "mlp". */
+  ek_module *parts[] = {ck_linear(7, 16, true), NULL, ck_linear(16, 5, true)}, *inner = NULL;
   EK_TRY(ek_activation_create(&parts[1], EK_ACTIVATION_GELU));
-  EK_TRY(ek_linear_create(&parts[2], 16, 5, true));
-  EK_TRY(ek_sequential_create(&inner, parts, 3));
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  EK_TRY(ck_sequential(&inner, parts, 3, NULL));
   *module = ck_frozen_create(inner, pair_names, PAIR, mask);
   return EK_OK;
 }
@@ -246,18 +244,12 @@ static ek_status build_form(void *context, const ek_settings *settings, ek_modul
   if (settings->fused_loss || settings->recompute.kind != EK_RECOMPUTE_NONE) {
     return EK_ERR_UNSUPPORTED;
   }
-  ek_module *parts[3] = {NULL}, *inner = NULL;
+  ek_module *parts[] = {NULL, NULL, ck_linear(80, 400, false)}, *inner = NULL;
   EK_TRY(ek_activation_create(&parts[0], EK_ACTIVATION_GELU));
   EK_TRY(zero_linear(&inner, 96, 80, form->padded ? 80 : 0));
-  if (form->recompute) {
-    EK_TRY(ek_recompute_create(&parts[1], inner));
-    ek_module_free(inner);
-  } else {
-    parts[1] = inner;
-  }
-  EK_TRY(ek_linear_create(&parts[2], 80, 400, false));
-  EK_TRY(ek_sequential_create(&inner, parts, 3));
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  parts[1] = inner;
+  if (form->recompute) EK_TRY(ck_around(&parts[1], inner, ek_recompute_create));
+  EK_TRY(ck_sequential(&inner, parts, 3, NULL));
   *module = form->recompute ? inner : ck_frozen_create(inner, names, 2, mask);
   return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
 }

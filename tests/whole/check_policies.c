@@ -237,9 +237,8 @@ static ek_module *draw(struct tree *tree, int depth) {
                      : kind < 5 ? draw_residual(tree, depth)
                                 : draw_leaf(tree);
   if (!wrap) return inner;
-  CK_GOT(ek_module *, module, ek_recompute_create(&module, inner));
-  ek_module_free(inner);
-  return module;
+  ck_ok(ck_around(&inner, inner, ek_recompute_create));
+  return inner;
 }
 
 static struct tree of_tree;

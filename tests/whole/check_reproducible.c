@@ -23,14 +23,13 @@ enum { STEPS = 3, MOST_PARTS = 3, NUMBERS = STEPS * (MOST_PARTS + 3) + 2, MOST_G
 static ek_status make_norms(ek_module **module, bool buffers) {
   enum { WIDTH = CK_RUNNING_WIDTH, PARTS = 6 };
   ek_module *p[PARTS] = {NULL};
-  CK_FREED(module) *inner = NULL;
   CK_WITH(ek_batch_norm_options, norm, EK_BATCH_NORM_OPTIONS_INIT, .over = EK_BATCH_NORM_ALL,
           .track = buffers);
   ck_ok(ek_batch_norm_create_with(&p[0], WIDTH, &norm));
   ck_ok(ek_linear_create(&p[1], WIDTH, WIDTH, true));
   norm.momentum = 0;
-  ck_ok(ek_batch_norm_create_with(&inner, WIDTH, &norm));
-  ck_ok(ek_recompute_create(&p[2], inner));
+  ck_ok(ek_batch_norm_create_with(&p[2], WIDTH, &norm));
+  ck_ok(ck_around(&p[2], p[2], ek_recompute_create));
   ck_ok(ek_activation_create(&p[3], EK_ACTIVATION_GELU));
   ck_ok(buffers ? ck_batch_norm_create(&p[4], WIDTH) : ek_linear_create(&p[4], WIDTH, WIDTH, true));
   ck_ok(buffers ? ck_running_create(&p[5]) : ek_linear_create(&p[5], WIDTH, WIDTH, false));

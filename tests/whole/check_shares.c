@@ -198,14 +198,9 @@ CK_BACKWARD(moody) { return EK_OK; }
 
 CK_PARENT_OPS(moody, .parameters = moody_parameters);
 
-static ek_module *linear(void) {
-  CK_GOT(ek_module *, module, ek_linear_create(&module, 3, 3, true));
-  return module;
-}
-
 /* Two units of one size that two devices enter in different orders: their parts are not mixed. */
 CK_TEST(devices_that_disagree_are_told) {
-  ek_module *module = ck_keep(parent_of(&moody_ops, parent_of(&unit_ops, linear())));
+  ek_module *module = ck_keep(parent_of(&moody_ops, parent_of(&unit_ops, ck_linear(3, 3, true))));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   float numbers[12] = {0};
@@ -241,7 +236,7 @@ CK_LOOP(a_unit_is_declared_first_and_once, 3) {
   ek_status (*const declares[])(const ek_module *, ek_declaration *) = {
       late_parameters, twice_parameters, again_parameters};
   CK_WITH(ek_module_ops, ops, unit_ops, .parameters = declares[_i]);
-  CK_HELD(ek_module *, module, ck_keep(parent_of(&ops, linear())));
+  CK_HELD(ek_module *, module, ck_keep(parent_of(&ops, ck_linear(3, 3, true))));
   ek_data_parallel_model *model = NULL;
   ck_invalid(ek_data_parallel_model_open(&model, ck_open("cpu:2", 1), module, NULL),
              "a unit must be declared once, before anything else");
@@ -280,6 +275,17 @@ static struct seen look(ek_device *device, uint64_t block) {
   return seen;
 }
 
+/* The same of a forward without gradient. */
+static struct seen look_at_forward(const struct ck_training *t, const struct ck_batch *batch,
+                                   ek_device *device, uint64_t block) {
+  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
+  ek_shards outputs = {0};
+  ck_ok(ek_memory_record_start(device, 1 << 16));
+  ck_ok(ek_data_parallel_model_forward(&outputs, t->model, batch->input, batch->inputs, &options));
+  ek_shards_free(&outputs);
+  return look(device, block);
+}
+
 /* Each block is gathered for forward and for backward, while the one before it computes, and given
  * back: two are there at a time, and never three. One that runs again in backward is gathered once
  * for that and its backward, while the one after it goes back. */
@@ -290,12 +296,7 @@ CK_LOOP(units_come_and_go, 4) {
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, _i == 0 ? 8 : 3, 0, 1);
   ek_device *device = ek_group_device(t.group, _i == 2 ? 7 : 0); /* one without rows */
   const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
-  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
-  ek_shards outputs = {0};
-  ck_ok(ek_memory_record_start(device, 1 << 16));
-  ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, &options));
-  ek_shards_free(&outputs);
-  const struct seen forward = look(device, block);
+  const struct seen forward = look_at_forward(&t, &batch, device, block);
   ck_assert_uint_eq(forward.taken, LAYERS);
   ck_assert_uint_eq(forward.given, LAYERS);
   ck_assert_uint_eq(forward.both, LAYERS - 1);
@@ -328,13 +329,7 @@ CK_TEST(modules_share_units) {
   setup.options.bucket_bytes = pair;
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&stack, EK_F32, 8, 0, 1);
-  ek_device *device = ek_group_device(t.group, 0);
-  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
-  ek_shards outputs = {0};
-  ck_ok(ek_memory_record_start(device, 1 << 16));
-  ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, &options));
-  ek_shards_free(&outputs);
-  const struct seen seen = look(device, pair);
+  const struct seen seen = look_at_forward(&t, &batch, ek_group_device(t.group, 0), pair);
   ck_assert_uint_eq(seen.taken, 3); /* layers 0 to 2, 3 and 4, 5 and 6; 7 is less than a pair */
   ck_training_close(&t);
 

@@ -38,8 +38,7 @@ static ek_module *body_of(const struct choice *c) {
   if (c->layers > 0) ck_ok(ek_layer_norm_create(&parts[1], WIDTH, 1e-5));
   if (c->layers > 1) ck_ok(ek_attention_create(&parts[2], WIDTH, 2));
   if (c->layers > 2) ck_ok(ek_linear_create(&parts[3], WIDTH, WIDTH, true));
-  ck_ok(ek_sequential_create_with(&body, parts, count, &options));
-  for (size_t i = 0; i < count; i++) ek_module_free(parts[i]);
+  ck_ok(ck_sequential(&body, parts, count, &options));
   return body;
 }
 
