@@ -207,7 +207,6 @@ CK_TEST(other_states_are_refused) {
 static void forge(const char *to, const char *from, const char *name, const void *number,
                   const char *position) {
   enum { MOST = 64 };
-  ek_safetensors_writer *writer = NULL;
   ek_safetensors_entry entries[MOST];
   const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"},
                                        {"evenkeel.position", position},
@@ -216,7 +215,8 @@ static void forge(const char *to, const char *from, const char *name, const void
   const size_t count = ek_safetensors_count(file);
   ck_assert_uint_le(count, MOST);
   for (size_t i = 0; i < count; i++) entries[i] = *ek_safetensors_at(file, i);
-  ck_ok(ek_safetensors_create(&writer, to, entries, count, pairs, 3));
+  CK_SCOPED(ek_safetensors_writer *, writer,
+            ek_safetensors_create(&writer, to, entries, count, pairs, 3));
   for (size_t i = 0; i < count; i++) {
     ek_tensor host = entries[i].like;
     const size_t bytes = ek_tensor_bytes(&host);
@@ -226,7 +226,6 @@ static void forge(const char *to, const char *from, const char *name, const void
     ck_ok(ek_safetensors_write(writer, i, data, bytes));
   }
   ck_ok(ek_safetensors_finish(writer));
-  ek_safetensors_writer_free(writer);
 }
 
 /* Whole files, with checksums that are right, whose numbers no run has: seen before anything is

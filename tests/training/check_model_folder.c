@@ -135,23 +135,20 @@ CK_TEST(a_fused_loss_is_the_programs_choice) {
 static void write_half(const ek_safetensors *from, const char *name, size_t first) {
   enum { MOST = 64 };
   ek_safetensors_entry entries[MOST];
-  ek_safetensors_writer *writer = NULL;
   size_t count = 0;
   for (size_t i = first; i < ek_safetensors_count(from); i += 2) {
     ck_assert_uint_lt(count, MOST);
     entries[count++] = *ek_safetensors_at(from, i);
   }
-  ck_ok(ek_safetensors_create(&writer, in_folder(name), entries, count, NULL, 0));
+  CK_SCOPED(ek_safetensors_writer *, writer,
+            ek_safetensors_create(&writer, in_folder(name), entries, count, NULL, 0));
   for (size_t i = 0; i < count; i++) {
     ek_tensor host = entries[i].like;
-    host.data = malloc(ek_tensor_bytes(&host));
-    ck_assert_ptr_nonnull(host.data);
+    host.data = ck_array(1, ek_tensor_bytes(&host));
     ck_ok(ek_safetensors_read(&host, from, entries[i].name));
     ck_ok(ek_safetensors_write(writer, i, host.data, ek_tensor_bytes(&host)));
-    free(host.data);
   }
   ck_ok(ek_safetensors_finish(writer));
-  ek_safetensors_writer_free(writer);
 }
 
 static const char two_files[] =

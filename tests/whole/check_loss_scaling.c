@@ -48,7 +48,6 @@ CK_PART_LOOP(a_scale_counts_from_the_mean, 8) {
   const bool two = _i % 4 == 1, sum = _i % 4 == 2, none = _i % 4 == 3;
   const ek_loss_scale rule = ck_scaling_fixed(0x1p16);
   double *values[2];
-  int64_t count = 0;
   for (int i = 0; i < 2; i++) {
     CK_WITH(struct ck_setup, setup,
             ck_scaling_setup(ck_workload("gpt"), EK_MODE_REPLICATED, i == 0 ? NULL : &rule),
@@ -63,13 +62,11 @@ CK_PART_LOOP(a_scale_counts_from_the_mean, 8) {
     if (two) ck_ok(ck_training_backward(&t, &some, NULL, true, NULL));
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     const ek_tensor *flat = ek_replica_gradients(ek_data_parallel_model_replica(t.model, 1));
-    count = ek_tensor_count(flat);
-    values[i] = calloc((size_t)count, sizeof *values[i]);
+    values[i] = ck_array((size_t)ek_tensor_count(flat), sizeof *values[i]);
     ck_get(values[i], flat);
   }
-  for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / units[_i % 4];
-  ck_same_bits("gradients in memory", values[1], values[0], count);
-  for (int i = 0; i < 2; i++) free(values[i]);
+  for (int64_t i = 0; i < ck_count(values[0]); i++) values[0][i] *= 0x1p16 / units[_i % 4];
+  ck_arrays_same("gradients in memory", values[1], values[0]);
 }
 
 /* The other reductions, whose gradients are not divided by any D. */

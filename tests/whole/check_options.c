@@ -464,9 +464,7 @@ enum { INITIAL_COUNT = sizeof initials / sizeof initials[0] };
 
 CK_LOOP(functions_give_what_the_macros_give, INITIAL_COUNT) {
   const struct initial *it = &initials[_i];
-  char *got = malloc(it->size + 1), *want = malloc(it->size + 1);
-  ck_assert_ptr_nonnull(got);
-  ck_assert_ptr_nonnull(want);
+  char *got = ck_array(it->size + 1, 1), *want = ck_array(it->size + 1, 1);
   for (size_t size = sizeof size; size <= it->size; size++) {
     memset(want, 0xA5, it->size + 1);
     memset(got, 0xA5, it->size + 1);
@@ -482,8 +480,6 @@ CK_LOOP(functions_give_what_the_macros_give, INITIAL_COUNT) {
   }
   ck_invalid(it->init(NULL, it->size), "options is NULL");
   ck_assert_mem_eq(got, want, it->size + 1);
-  free(got);
-  free(want);
 }
 
 CK_TEST(a_loss_scale_is_initialised_by_a_function) {

@@ -180,11 +180,9 @@ static void retype(const char *name) {
             ek_safetensors_create(&writer, to, list, count, pairs, 2));
   for (size_t i = 0; i < count; i++) {
     ek_tensor host = ek_safetensors_at(file, i)->like;
-    const size_t bytes = ek_tensor_bytes(&host);
-    ck_assert_ptr_nonnull(host.data = calloc(1, bytes + 1));
+    host.data = ck_array(1, ek_tensor_bytes(&host) + 1);
     ck_ok(ek_safetensors_read(&host, file, list[i].name));
     ck_ok(ek_safetensors_write(writer, i, host.data, ek_tensor_bytes(&list[i].like)));
-    free(host.data);
   }
   ck_ok(ek_safetensors_finish(writer));
 }

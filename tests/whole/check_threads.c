@@ -53,8 +53,7 @@ static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads
   CK_SCOPED(ek_group *, group, ek_group_open(&group, ck_spec("cpu:1"), &options));
   ek_device *device = ek_group_device(group, 0);
   struct ck_random random = ck_random_start(11);
-  double *values = malloc((size_t)(m * n + m * k + n * k) * sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)(m * n + m * k + n * k), sizeof *values);
   for (int64_t i = 0; i < m * k + n * k; i++) values[i] = ck_random_uniform(&random, -1, 1);
   const int64_t a_shape[] = {turned ? k : m, turned ? m : k}, b_shape[] = {n, k},
                 c_shape[] = {m, n};
@@ -70,13 +69,11 @@ CK_LOOP(a_deterministic_product_does_not_depend_on_the_threads, 10) {
   static const int64_t shapes[][3] = {
       {300, 70, 129}, {33, 500, 300}, {1000, 48, 600}, {64, 4500, 40}, {250, 250, 250}};
   const int64_t *shape = shapes[_i / 2], count = shape[0] * shape[1];
-  double *want = product(shape[0], shape[1], shape[2], _i % 2 == 1, 1);
+  const double *want = product(shape[0], shape[1], shape[2], _i % 2 == 1, 1);
   for (int threads = 2; threads <= 5; threads++) {
-    double *got = product(shape[0], shape[1], shape[2], _i % 2 == 1, threads);
+    const double *got = product(shape[0], shape[1], shape[2], _i % 2 == 1, threads);
     ck_same_bits("a product", got, want, count);
-    free(got);
   }
-  free(want);
 }
 
 CK_SUITE("threads")
