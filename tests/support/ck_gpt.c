@@ -149,11 +149,16 @@ ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width,
   return options;
 }
 
-void ck_gpt_tokens(int32_t *x, int32_t *y, int64_t count, int64_t vocabulary, int64_t classes,
-                   uint64_t number) {
+struct ck_gpt_batch ck_gpt_batch(int64_t samples, int64_t sequence, int64_t vocabulary,
+                                 int64_t classes, uint64_t number) {
+  const size_t count = (size_t)(samples * sequence);
+  struct ck_gpt_batch b = {ck_array(count, sizeof *b.x), ck_array(count, sizeof *b.y), {0}, {0}};
   struct ck_random random = ck_random_start(number);
-  for (int64_t i = 0; i < count; i++) {
-    x[i] = (int32_t)ck_random_integer(&random, 0, vocabulary - 1);
-    y[i] = (int32_t)ck_random_integer(&random, -1, classes - 1);
+  for (size_t i = 0; i < count; i++) {
+    b.x[i] = (int32_t)ck_random_integer(&random, 0, vocabulary - 1);
+    b.y[i] = (int32_t)ck_random_integer(&random, -1, classes - 1);
   }
+  ck_ok(ek_tensor_host(&b.input, b.x, EK_I32, CK_SHAPE(samples, sequence)));
+  ck_ok(ek_tensor_host(&b.target, b.y, EK_I32, CK_SHAPE(samples, sequence)));
+  return b;
 }

@@ -24,8 +24,12 @@ ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width,
                             int heads);
 
 /* Tokens below `vocabulary` and targets below `classes`, drawn from stream `number`; some targets
- * are -1, for a loss that ignores them. */
-void ck_gpt_tokens(int32_t *x, int32_t *y, int64_t count, int64_t vocabulary, int64_t classes,
-                   uint64_t number);
+ * are -1, for a loss that ignores them. The arrays are kept. */
+struct ck_gpt_batch {
+  int32_t *x, *y;
+  ek_tensor input, target; /* [samples, sequence] of them */
+};
+struct ck_gpt_batch ck_gpt_batch(int64_t samples, int64_t sequence, int64_t vocabulary,
+                                 int64_t classes, uint64_t number);
 
 #endif /* CK_GPT_H */

@@ -46,15 +46,8 @@ static void open_run(struct run *r, const struct setting *s, const char *spec, e
   r->trainer = ck_trainer_open(&r->setup);
 }
 
-struct batch {
-  int32_t x[MOST_SAMPLES * SEQUENCE], y[MOST_SAMPLES * SEQUENCE];
-  ek_tensor input, target;
-};
-
-static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
-  ck_gpt_tokens(b->x, b->y, samples * SEQUENCE, VOCABULARY, CLASSES, number);
-  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, CK_SHAPE(samples, SEQUENCE)));
-  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, CK_SHAPE(samples, SEQUENCE)));
+static struct ck_gpt_batch batch_of(int64_t samples, uint64_t number) {
+  return ck_gpt_batch(samples, SEQUENCE, VOCABULARY, CLASSES, number);
 }
 
 static int64_t read_parameter(double *values, const struct run *r, const char *name) {
@@ -67,14 +60,14 @@ static int64_t read_parameter(double *values, const struct run *r, const char *n
 /* Both calls are the same for both models. */
 static void train(struct run *r, double losses[STEPS + 1]) {
   static const int64_t samples[] = {7, 2, 9, 5}; /* fewer than devices, too */
-  struct batch b;
+  struct ck_gpt_batch b;
   ek_step_result result;
   for (int i = 0; i < STEPS; i++) {
-    batch_make(&b, samples[i], (uint64_t)i);
+    b = batch_of(samples[i], (uint64_t)i);
     ck_ok(ek_trainer_step(&result, r->trainer, &b.input, 1, &b.target, 1));
     losses[i] = result.loss;
   }
-  batch_make(&b, samples[STEPS], STEPS);
+  b = batch_of(samples[STEPS], STEPS);
   ck_ok(ek_trainer_evaluate(&losses[STEPS], NULL, r->trainer, &b.input, 1, &b.target, 1));
 }
 
@@ -102,7 +95,7 @@ CK_PART_LOOP(the_same_training, SETTINGS * MODES) {
 CK_LOOP(the_same_logits, SETTINGS) {
   const struct setting *s = &settings[_i];
   static double logits[2][MOST_SAMPLES * SEQUENCE * VOCABULARY];
-  CK_SET_UP(struct batch, b, batch_make(&b, 7, 9));
+  struct ck_gpt_batch b = batch_of(7, 9);
   for (int fused = 0; fused < 2; fused++) {
     const int64_t shape[] = {7, SEQUENCE, VOCABULARY};
     CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1));
@@ -119,14 +112,12 @@ CK_LOOP(the_same_logits, SETTINGS) {
 /* Micro-batches through the parts of a trainer, of a batch that is evaluated in between. */
 CK_TEST(micro_batches) {
   double losses[2], table[2][VOCABULARY * 8];
-  struct batch first, second;
-  batch_make(&first, 5, 20);
-  batch_make(&second, 3, 21);
+  const struct ck_gpt_batch first = batch_of(5, 20), second = batch_of(3, 21);
   for (int fused = 0; fused < 2; fused++) {
     ek_step_result result;
     CK_SCENE(struct run, r, open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1));
     for (int k = 0; k < 2; k++) {
-      const struct batch *b = k == 0 ? &first : &second;
+      const struct ck_gpt_batch *b = k == 0 ? &first : &second;
       const ek_tensor inputs[] = {b->input, b->target};
       ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
       ek_data_parallel_criterion *loss = ek_trainer_criterion(r.trainer);

@@ -26,16 +26,9 @@ static double rounding_of(ek_type type) {
 /* Then equal products are the same bits, also for other rows. */
 static bool on_cpu(void) { return strncmp(test_devices("cpu:3"), "cpu", 3) == 0; }
 
-struct batch {
-  int32_t x[ROWS], y[ROWS];
-  ek_tensor input, target;
-};
-
 /* Some targets are ignored. */
-static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
-  ck_gpt_tokens(b->x, b->y, samples * SEQUENCE, VOCABULARY, VOCABULARY, number);
-  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, CK_SHAPE(samples, SEQUENCE)));
-  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, CK_SHAPE(samples, SEQUENCE)));
+static struct ck_gpt_batch batch_of(int64_t samples, uint64_t number) {
+  return ck_gpt_batch(samples, SEQUENCE, VOCABULARY, VOCABULARY, number);
 }
 
 CK_ADAMW(fast_adamw, .learning_rate = 0.05)
@@ -58,13 +51,13 @@ static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head,
 
 static void take_steps(ek_trainer *trainer, int count) {
   for (int i = 0; i < count; i++) {
-    CK_SET_UP(struct batch, b, batch_make(&b, SAMPLES - i, (uint64_t)i));
+    struct ck_gpt_batch b = batch_of(SAMPLES - i, (uint64_t)i);
     ck_ok(ek_trainer_step(NULL, trainer, &b.input, 1, &b.target, 1));
   }
 }
 
 /* The first VOCABULARY columns of what a batch gives, rows in the order of the batch. */
-static void predict(double *logits, ek_trainer *trainer, const struct batch *b) {
+static void predict(double *logits, ek_trainer *trainer, const struct ck_gpt_batch *b) {
   CK_SCOPED(ek_shards, out, ek_trainer_predict(&out, trainer, &b->input, 1));
   for (size_t k = 0; k < out.count; k++) {
     const ek_tensor *part = &out.parts[k];
@@ -79,13 +72,13 @@ static void predict(double *logits, ek_trainer *trainer, const struct batch *b) 
   }
 }
 
-static double evaluate(ek_trainer *trainer, const struct batch *b, double *weight) {
+static double evaluate(ek_trainer *trainer, const struct ck_gpt_batch *b, double *weight) {
   CK_GOT(double, loss, ek_trainer_evaluate(&loss, weight, trainer, &b->input, 1, &b->target, 1));
   return loss;
 }
 
 /* The mean of -log softmax(logits)[y], and what f32 may be off by. */
-static double entropy_of(const double *logits, const struct batch *b, double *bound) {
+static double entropy_of(const double *logits, const struct ck_gpt_batch *b, double *bound) {
   double sum = 0, weight = 0, low = HUGE_VAL, high = -HUGE_VAL;
   for (int64_t r = 0; r < ek_tensor_count(&b->target); r++, logits += VOCABULARY) {
     double z = 0;
@@ -134,7 +127,7 @@ CK_PART_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
     static double logits[LOGITS];
     double weight = 0, bound = 0;
     const int64_t count = samples[i] * SEQUENCE * VOCABULARY;
-    CK_SET_UP(struct batch, b, batch_make(&b, samples[i], 10));
+    struct ck_gpt_batch b = batch_of(samples[i], 10);
     const double loss = evaluate(trainer, &b, &weight);
     predict(logits, trainer, &b);
     const double want = entropy_of(logits, &b, &bound);
@@ -162,7 +155,7 @@ CK_PART_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   take_steps(half, 2);
   struct ck_state state = ck_state_take(ek_trainer_model(half));
   ck_ok(ck_state_put(ek_trainer_model(wide), &state));
-  CK_SET_UP(struct batch, b, batch_make(&b, SAMPLES, 11));
+  struct ck_gpt_batch b = batch_of(SAMPLES, 11);
   predict(logits, half, &b);
   predict(exact, wide, &b);
   ck_assert_double_le(ck_rel_l2(logits, exact, LOGITS), logits_bound(half_of(_i)));
@@ -195,7 +188,7 @@ static int32_t best_of(const double *logits) {
 static void generate(int32_t tokens[TOKENS], double *logits, ek_trainer *trainer,
                      const int32_t *given) {
   double all[SEQUENCE * VOCABULARY];
-  CK_SET_UP(struct batch, b, batch_make(&b, 1, 12));
+  struct ck_gpt_batch b = batch_of(1, 12);
   for (int i = 0; i < TOKENS; i++) {
     predict(all, trainer, &b);
     const double *last = all + (SEQUENCE - 1) * VOCABULARY;
