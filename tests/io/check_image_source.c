@@ -16,15 +16,16 @@ static void make(void) {
   other = ck_file(folder, "b.bin");
 }
 
-static void write_file(const char *name, const void *head, size_t head_bytes, const void *rest,
-                       size_t rest_bytes) {
-  FILE *file = fopen(name, "wb");
-  ck_assert_ptr_nonnull(file);
-  ck_assert(fwrite(head, 1, head_bytes, file) == head_bytes);
-  ck_assert(fwrite(rest, 1, rest_bytes, file) == rest_bytes && fclose(file) == 0);
+static uint8_t pictures[1 << 16];
+
+/* A header and `count` bytes of the pictures. */
+static void write_file(const char *name, const uint8_t *head, size_t head_bytes, size_t count) {
+  CK_HELD(uint8_t *, bytes, ck_array(head_bytes + count, 1));
+  memcpy(bytes, head, head_bytes);
+  memcpy(bytes + head_bytes, pictures, count);
+  ck_write_file(name, bytes, head_bytes + count);
 }
 
-static uint8_t pictures[1 << 16];
 static int32_t labels[64];
 
 /* ---- arrays: pixel (v, h) of picture i has i, v, h in its channels, and class v * 16 + h ---- */
@@ -135,8 +136,8 @@ static const uint8_t four_classes[] = {0, 0, 8, 1, 0, 0, 0, 4, 9, 8, 7, 6};
 
 static void write_idx(void) {
   for (int i = 0; i < 24; i++) pictures[i] = (uint8_t)(10 * i);
-  write_file(path, four, sizeof four, pictures, 24);
-  write_file(other, four_classes, sizeof four_classes, NULL, 0);
+  write_file(path, four, sizeof four, 24);
+  ck_write_file(other, four_classes, sizeof four_classes);
 }
 
 CK_TEST(mnist) {
@@ -169,20 +170,20 @@ CK_TEST(damaged_idx_files) {
   idx_fails(EK_ERR_CORRUPT, "a.bin: 3 bytes are too few for an IDX file");
   memcpy(bad, four, sizeof bad);
   bad[2] = 13;
-  write_file(path, bad, sizeof bad, pictures, 24);
+  write_file(path, bad, sizeof bad, 24);
   idx_fails(EK_ERR_CORRUPT, "a.bin: begins with 00 00 0d 03");
   const uint8_t five_dimensions[24] = {0, 0, 8, 5};
-  write_file(path, five_dimensions, sizeof five_dimensions, NULL, 0);
+  ck_write_file(path, five_dimensions, sizeof five_dimensions);
   idx_fails(EK_ERR_CORRUPT, "expected an IDX file of u8 (00 00 08) with 3 to 4 dimensions");
   write_idx();
   ck_assert(truncate(other, 11) == 0);
   idx_fails(EK_ERR_CORRUPT, "b.bin");
   const uint8_t three[] = {0, 0, 8, 1, 0, 0, 0, 3, 9, 8, 7};
-  write_file(other, three, sizeof three, NULL, 0);
+  ck_write_file(other, three, sizeof three);
   idx_fails(EK_ERR_SHAPE, "has 4 pictures");
   memset(bad + 4, 0xFF, 12);
   bad[2] = 8;
-  write_file(path, bad, sizeof bad, pictures, 24);
+  write_file(path, bad, sizeof bad, 24);
   idx_fails(EK_ERR_CORRUPT, "a.bin: 40 bytes");
 }
 
@@ -192,8 +193,8 @@ CK_LOOP(cifar, 2) {
   static uint8_t x[5 * 3072];
   uint8_t y[5];
   for (size_t i = 0; i < 5 * record; i++) pictures[i] = (uint8_t)(i * 7 + i / 251);
-  write_file(path, pictures, 3 * record, NULL, 0);
-  write_file(other, pictures + 3 * record, 2 * record, NULL, 0);
+  ck_write_file(path, pictures, 3 * record);
+  ck_write_file(other, pictures + 3 * record, 2 * record);
   const char *pattern = ck_file(folder, "*.bin");
   CK_WITH(ek_image_options, options, EK_IMAGE_OPTIONS_INIT, .in_order = true);
   CK_OPENED(ek_source *, source, ek_image_source_open_cifar(&source, pattern, _i == 1, &options));

@@ -127,15 +127,12 @@ FILE_LOOP(what_is_written_is_read, 2) {
 /* ---- a file from elsewhere, byte for byte ---- */
 
 static void put_file(const char *header, size_t data) {
-  FILE *file = fopen(path, "wb");
   const uint64_t length = strlen(header);
-  uint8_t prefix[8];
-  for (size_t i = 0; i < 8; i++) prefix[i] = (uint8_t)(length >> 8 * i);
-  ck_assert_ptr_nonnull(file);
-  ck_assert_uint_eq(fwrite(prefix, 1, 8, file), 8);
-  ck_assert_uint_eq(fwrite(header, 1, length, file), length);
-  for (size_t i = 0; i < data; i++) ck_assert_int_ne(fputc((int)(i & 0xFF), file), EOF);
-  ck_assert_int_eq(fclose(file), 0);
+  CK_HELD(uint8_t *, bytes, ck_array(8 + length + data, 1));
+  for (size_t i = 0; i < 8; i++) bytes[i] = (uint8_t)(length >> 8 * i);
+  memcpy(bytes + 8, header, length);
+  for (size_t i = 0; i < data; i++) bytes[8 + length + i] = (uint8_t)i;
+  ck_write_file(path, bytes, 8 + length + data);
 }
 
 FILE_LOOP(other_programs_files_are_read, 1) {
@@ -382,26 +379,10 @@ FILE_LOOP(a_file_is_not_there_before_it_is_whole, 1) {
 
 /* ---- damage ---- */
 
-struct image {
-  uint8_t *bytes;
-  size_t size;
-};
-
-static struct image load(void) {
-  FILE *file = fopen(path, "rb");
-  struct image image = {ck_array(1 << 16, 1), 0};
-  ck_assert_ptr_nonnull(file);
-  image.size = fread(image.bytes, 1, 1 << 16, file);
-  ck_assert_uint_lt(image.size, 1 << 16);
-  ck_assert_int_eq(fclose(file), 0);
-  return image;
-}
-
-static void store(const uint8_t *bytes, size_t size) {
-  const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  ck_assert_int_ge(file, 0);
-  ck_assert_int_eq(write(file, bytes, size), (ssize_t)size);
-  ck_assert_int_eq(close(file), 0);
+/* A good file's bytes, and room for one more. */
+static uint8_t *make_image(size_t *size) {
+  ck_ok(write_all(false));
+  return (uint8_t *)ck_read_file(size, path);
 }
 
 /* Refused with the file's name: also where the key of the header's checksum is not what it was. */
@@ -422,41 +403,39 @@ static void damaged(void) {
 }
 
 FILE_LOOP(every_bit_is_guarded, 1) {
-  ck_ok(write_all(false));
-  struct image image = load();
-  for (size_t bit = 0; bit < 8 * image.size; bit++) {
+  size_t size = 0;
+  uint8_t *image = make_image(&size);
+  for (size_t bit = 0; bit < 8 * size; bit++) {
     if (!ck_part((int)bit)) continue;
-    image.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
-    store(image.bytes, image.size);
+    image[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    ck_write_file(path, image, size);
     damaged();
-    image.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    image[bit / 8] ^= (uint8_t)(1u << bit % 8);
   }
-  store(image.bytes, image.size);
+  ck_write_file(path, image, size);
   ck_ok(read_all());
 }
 
 FILE_LOOP(every_length_is_guarded, 1) {
-  ck_ok(write_all(false));
-  struct image image = load();
-  for (size_t size = 0; size < image.size; size++) {
-    store(image.bytes, size);
+  size_t whole = 0;
+  const uint8_t *image = make_image(&whole);
+  for (size_t size = 0; size <= whole + 1; size++) {
+    if (size == whole) continue;
+    ck_write_file(path, image, size);
     damaged();
   }
-  image.bytes[image.size] = 0;
-  store(image.bytes, image.size + 1);
-  damaged();
 }
 
 /* Nothing is read outside, and nothing that was damaged comes through. */
 FILE_LOOP(headers_are_read_without_belief, 1) {
   struct ck_random random = ck_random_start(1);
-  ck_ok(write_all(false));
-  struct image image = load();
-  uint8_t *copy = ck_array(image.size, 1);
-  const int64_t header = 8 + image.bytes[0] + 256 * image.bytes[1];
+  size_t size = 0;
+  const uint8_t *image = make_image(&size);
+  uint8_t *copy = ck_array(size, 1);
+  const int64_t header = 8 + image[0] + 256 * image[1];
   for (int i = 0; i < 10000; i++) {
     if (!ck_part(i)) continue;
-    memcpy(copy, image.bytes, image.size);
+    memcpy(copy, image, size);
     for (int64_t n = ck_random_integer(&random, 1, 4); n > 0; n--) {
       static const char likely[] = "{}[]\",:0123456789-e.";
       const size_t at = (size_t)ck_random_integer(&random, 0, header - 1);
@@ -464,23 +443,13 @@ FILE_LOOP(headers_are_read_without_belief, 1) {
                      ? (uint8_t)likely[ck_random_integer(&random, 0, sizeof likely - 2)]
                      : (uint8_t)ck_random_next(&random);
     }
-    if (memcmp(copy, image.bytes, image.size) == 0) continue;
-    store(copy, image.size);
+    if (memcmp(copy, image, size) == 0) continue;
+    ck_write_file(path, copy, size);
     damaged();
   }
 }
 
 /* ---- numbers ---- */
-
-/* By the definition of the formats. */
-static double value_of(uint16_t bits, int exponent) {
-  const int fraction = 15 - exponent, bias = (1 << (exponent - 1)) - 1;
-  const int power = bits >> fraction & ((1 << exponent) - 1), low = bits & ((1 << fraction) - 1);
-  const double sign = bits >> 15 ? -1.0 : 1.0;
-  if (power == (1 << exponent) - 1) return low == 0 ? sign * INFINITY : NAN;
-  if (power == 0) return sign * ldexp(low, 1 - bias - fraction);
-  return sign * ldexp((1 << fraction) + low, power - bias - fraction);
-}
 
 FILE_LOOP(numbers_of_16_bits_are_widened_exactly, 4) {
   enum { ALL = 5 << 16 }; /* each one five times: read in more pieces than one */
@@ -497,7 +466,7 @@ FILE_LOOP(numbers_of_16_bits_are_widened_exactly, 4) {
   ek_tensor host = {.data = read, .type = wide, .rank = 1, .shape = {ALL}};
   ck_ok(ek_safetensors_read(&host, file, "all"));
   for (int i = 0; i < ALL; i++) {
-    const double want = value_of((uint16_t)i, type == EK_F16 ? 5 : 8);
+    const double want = ck_half(type, (uint16_t)i);
     const double got = wide == EK_F64 ? read[i] : (double)((float *)(void *)read)[i];
     ck_assert_msg(isnan(want) ? isnan(got) : memcmp(&got, &want, sizeof got) == 0,
                   "%s %04x: %g, not %g", ek_type_name(type), (unsigned)i, got, want);

@@ -258,8 +258,7 @@ CK_TEST(random_files_are_refused_or_read) {
     if (bits[2] % 4 != 0) bytes[1] = bits[1] % 3 == 1 ? 1 : 7;
     if (bits[3] % 4 != 0 && size > 1024)
       bytes[2] = (uint32_t)(size - 1024) / (bits[1] % 3 == 1 ? 2 : 4);
-    const int file = open(in_folder("a.bin"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    ck_assert(file >= 0 && write(file, bytes, size) == (ssize_t)size && close(file) == 0);
+    ck_write_file(in_folder("a.bin"), bytes, size);
     const ek_tokens_options options = windows(8);
     ek_source *source = NULL;
     if (ek_tokens_open(&source, all_files(), &options) != EK_OK) continue;

@@ -10,15 +10,6 @@ enum { ALL = 1 << 16 };
 
 static const ek_type halves[] = {EK_BF16, EK_F16};
 
-static double value_of(ek_type type, uint16_t bits) {
-  const int fraction = type == EK_BF16 ? 7 : 10, bias = type == EK_BF16 ? 127 : 15;
-  const int power = bits >> fraction & (2 * bias + 1), low = bits & ((1 << fraction) - 1);
-  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
-  if (power == 2 * bias + 1) return low == 0 ? sign * HUGE_VAL : NAN;
-  if (power == 0) return sign * ldexp(low, 1 - bias - fraction);
-  return sign * ldexp((1 << fraction) + low, power - bias - fraction);
-}
-
 /* y = x on the rig's device, both as bytes of the host. */
 static void convert(struct ck_rig *rig, ek_type to, void *y, ek_type from, const void *x,
                     int64_t count) {
@@ -42,13 +33,13 @@ CK_LOOP(all_numbers_there_and_back, 4) {
   convert(rig, type, back, EK_F32, wide, ALL);
   const int quiet = type == EK_BF16 ? 0x40 : 0x200;
   for (int i = 0; i < ALL; i++) {
-    const double want = value_of(type, all[i]);
+    const double want = ck_half(type, all[i]);
     ck_assert_msg(isnan(want)
                       ? isnan(wide[i])
                       : (double)wide[i] == want && (signbit(wide[i]) != 0) == (i >= ALL / 2),
                   "%s %04x is %g, not %g", ek_type_name(type), i, (double)wide[i], want);
     if (isnan(want)) { /* what a NaN carries is a machine's own */
-      ck_assert_msg(isnan(value_of(type, back[i])) && (back[i] & quiet) != 0, "%04x", back[i]);
+      ck_assert_msg(isnan(ck_half(type, back[i])) && (back[i] & quiet) != 0, "%04x", back[i]);
     } else {
       ck_assert_msg(back[i] == i, "%s %04x comes back as %04x", ek_type_name(type), i, back[i]);
     }
@@ -62,7 +53,7 @@ static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int
   CK_HELD(uint16_t *, y, ck_array((size_t)count, sizeof *y));
   convert(rig, type, y, EK_F32, x, count);
   for (int64_t i = 0; i < count; i++) {
-    const double want = ck_round_to(type, (double)x[i]), got = value_of(type, y[i]);
+    const double want = ck_round_to(type, (double)x[i]), got = ck_half(type, y[i]);
     ck_assert_msg(
         isnan(want) ? isnan(got) : got == want && (signbit(got) != 0) == (signbit(want) != 0),
         "%a is %a (%04x) in %s, not %a", (double)x[i], got, y[i], ek_type_name(type), want);
@@ -77,9 +68,9 @@ CK_LOOP(ties_go_to_the_even_one, 4) {
   struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
   float *x = ck_array(2 * EACH * FINITE, sizeof *x);
   int64_t n = 0;
-  for (int i = 0; isfinite(value_of(type, (uint16_t)i)); i++) {
-    const double low = value_of(type, (uint16_t)i), before = value_of(type, (uint16_t)(i - 1));
-    const double next = value_of(type, (uint16_t)(i + 1));
+  for (int i = 0; isfinite(ck_half(type, (uint16_t)i)); i++) {
+    const double low = ck_half(type, (uint16_t)i), before = ck_half(type, (uint16_t)(i - 1));
+    const double next = ck_half(type, (uint16_t)(i + 1));
     const float tie = (float)(isinf(next) ? low + (low - before) / 2 : (low + next) / 2);
     const float near[EACH] = {nextafterf(tie, 0), tie, nextafterf(tie, HUGE_VALF)};
     for (int k = 0; k < EACH; k++) {

@@ -21,10 +21,11 @@ static void append(struct ck_value *to, struct ck_value *item) {
   to->last = item;
 }
 
-void ck_value_free(struct ck_value *value) {
+static void free_value(void *argument) {
+  struct ck_value *value = argument;
   for (struct ck_value *item = value->first; item != NULL;) {
     struct ck_value *next = item->next;
-    ck_value_free(item);
+    free_value(item);
     item = next;
   }
   free(value->text);
@@ -149,15 +150,17 @@ static struct ck_value *read_pickle(const unsigned char *at, const unsigned char
   return stack[0];
 }
 
-struct ck_value *ck_read_snapshot(const char *path) {
+const struct ck_value *ck_read_snapshot(const char *path) {
   size_t length = 0;
-  const char *text = ck_read_file(&length, path);
+  const char *text = ck_read_file(&length, path), *at = text;
+  struct ck_value *value = NULL;
   ck_assert_msg(text != NULL, "%s is not there", path);
-  if (text[0] != '{') {
-    return read_pickle((const unsigned char *)text, (const unsigned char *)text + length);
+  if (text[0] == '{') {
+    value = read_json(&at);
+    ck_assert_str_eq(at, "\n");
+  } else {
+    value = read_pickle((const unsigned char *)text, (const unsigned char *)text + length);
   }
-  const char *at = text;
-  struct ck_value *value = read_json(&at);
-  ck_assert_str_eq(at, "\n");
+  ck_keep_by(value, free_value);
   return value;
 }

@@ -16,9 +16,8 @@ struct ck_value {
   struct ck_value *first, *last, *next; /* items; of a dictionary keys and values in turns */
 };
 
-/* The file is there and nothing else is in it. The caller frees the value. */
-struct ck_value *ck_read_snapshot(const char *path);
-void ck_value_free(struct ck_value *value);
+/* The file is there and nothing else is in it. The value is kept (ck_keep.h). */
+const struct ck_value *ck_read_snapshot(const char *path);
 
 /* NULL if the dictionary has no such key. */
 const struct ck_value *ck_value_find(const struct ck_value *dictionary, const char *key);

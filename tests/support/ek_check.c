@@ -269,7 +269,7 @@ CK_UNWATCHED static uint16_t encode(ek_type type, double value) {
   return (uint16_t)(sign | (((unsigned)(exponent - format.least) << fraction) + digits));
 }
 
-CK_UNWATCHED static double decode(ek_type type, uint16_t bits) {
+CK_UNWATCHED double ck_half(ek_type type, uint16_t bits) {
   const struct format format = format_of(type);
   const int fraction = format.digits - 1, above = bits >> fraction & ((1 << (15 - fraction)) - 1);
   const double digits = bits & ((1 << fraction) - 1), sign = (bits & 0x8000) != 0 ? -1 : 1;
@@ -322,7 +322,7 @@ CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {
     if (type == EK_F32) values[i] = (double)((const float *)data)[i];
     if (type == EK_F64) values[i] = ((const double *)data)[i];
     if (type == EK_I32) values[i] = (double)((const int32_t *)data)[i];
-    if (half) values[i] = decode(type, ((const uint16_t *)data)[i]);
+    if (half) values[i] = ck_half(type, ((const uint16_t *)data)[i]);
   }
   free(data);
 }

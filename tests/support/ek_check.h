@@ -456,6 +456,8 @@ void ck_rig_close(struct ck_rig *rig);
 double ck_round(const struct ck_rig *rig, double value);
 /* As any floating type does: to nearest, ties to even. */
 double ck_round_to(ek_type type, double value);
+/* The number of a type of 16 bits that these are, by its definition. */
+double ck_half(ek_type type, uint16_t bits);
 
 /* Arrays of the rig: zeros; numbers of the rig's type from low .. high; whole numbers. */
 double *ck_zeros(struct ck_rig *rig, int64_t count);
