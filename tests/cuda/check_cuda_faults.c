@@ -95,17 +95,13 @@ static void never_silent(const char *what, struct ck_training *training,
   if (torn && ck_state_put(training->model, state) != EK_OK) {
     ck_abort_msg("%s, mended: %s", what, ek_error_message());
   }
-  struct ck_snapshot after = ck_snapshot_take(training);
-  ck_snapshot_same(what, &after, before);
-  ck_snapshot_drop(&after);
+  ck_snapshot_is(what, training, before);
   if (whole_step(training, batch) != EK_OK) {
     /* What state cannot mend. */
     if (torn && ck_contains(ek_error_message(), "close the group")) return;
     ck_abort_msg("%s, tried again: %s", what, ek_error_message());
   }
-  after = ck_snapshot_take(training);
-  ck_snapshot_same(what, &after, next);
-  ck_snapshot_drop(&after);
+  ck_snapshot_is(what, training, next);
 }
 
 static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, enum cuemu_kind kind,
@@ -117,8 +113,8 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   ek_group *group = open_group(spec, hang);
   CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
-  struct ck_snapshot before = ck_snapshot_take(&training);
-  struct ck_state state = ck_state_take(training.model);
+  CK_HELD(struct ck_snapshot, before, ck_snapshot_take(&training));
+  CK_HELD(struct ck_state, state, ck_state_take(training.model));
   hang ? cuemu_hang(gpu, kind, n) : cuemu_fail(gpu, kind, n, 0);
   const double since = ck_now();
   ek_error_clear();
@@ -137,8 +133,6 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   cuemu_reset();
   /* A group that once gave up waiting refuses whatever has to wait: it can only be closed. */
   if (!hang) never_silent(what, &training, &before, &state, next, batch);
-  ck_state_drop(&state);
-  ck_snapshot_drop(&before);
   ck_training_close(&training);
   ek_group_free(group);
   no_leaks(what);
@@ -164,14 +158,11 @@ static void every_fault(enum cuemu_kind kind, bool hang, int number) {
     for (uint64_t n = 1 + (ck_seed() + 7 * (uint64_t)number) % every; n <= calls; n += every) {
       one_fault(&setup, spec, gpu, kind, n, hang, &next, &batch);
     }
-    ck_snapshot_drop(&next);
     /* After the last fault. */
     if (calls_of_step(&next, &setup, spec, gpu, kind, &batch) != calls) {
       ck_abort_msg("%s: a step of a fresh group makes other calls", spec);
     }
-    ck_snapshot_drop(&next);
   }
-  ck_batch_free(&batch);
 }
 
 CK_LOOP(copies_fail, ALL_CASES) { every_fault(CUEMU_COPY, false, _i); }

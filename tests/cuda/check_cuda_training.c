@@ -60,7 +60,6 @@ static struct run train(const struct ck_setup *setup) {
     if (step == 0) run.gradients = ck_training_read(&training, CK_GRADIENTS);
     CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training.optimizer));
     run.losses[step] = result.loss;
-    ck_batch_free(&batch);
   }
   run.values = ck_training_read(&training, CK_VALUES);
   if (setup->options.state != EK_STATE_MASTER) ck_training_replicas_agree(&training);
@@ -113,7 +112,6 @@ static void has_the_planned_peak(const struct run *cuda, struct ck_setup planned
     struct ck_batch batch =
         ck_batch_make(planned.workload, EK_F32, SAMPLES, 0.2, (uint64_t)(40 + step));
     ck_ok(ck_training_step(&training, &batch, NULL));
-    ck_batch_free(&batch);
   }
   for (size_t k = 0; k < 4; k++) {
     CK_GOT(ek_memory_usage, plan, ek_memory_stats(&plan, ek_group_device(training.group, k)));

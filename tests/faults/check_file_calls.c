@@ -25,9 +25,8 @@ enum { SAMPLES = 5, STEPS = 3, LEFT_OUT = 9 };
 static char folder[64];
 
 static void go(struct ck_training *t, int steps) {
-  struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, SAMPLES, 0.2, 50);
+  CK_HELD(struct ck_batch, batch, ck_batch_make(t->setup.workload, EK_F32, SAMPLES, 0.2, 50));
   for (int i = 0; i < steps; i++) ck_ok(ck_training_step(t, &batch, NULL));
-  ck_batch_free(&batch);
 }
 
 /* One weight is large enough for whole pages to be written past the page cache. */

@@ -66,9 +66,8 @@ static bool is(struct image got, struct image want) {
 static struct image old_state, new_state, good, good_too;
 
 static void go(int steps) {
-  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.2, 50);
+  CK_HELD(struct ck_batch, batch, ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.2, 50));
   for (int i = 0; i < steps; i++) ck_ok(ck_training_step(&t, &batch, NULL));
-  ck_batch_free(&batch);
 }
 
 static void clear(void) { ck_assert_int_eq(system(ck_text("rm -rf %s/*", folder)), 0); }
@@ -115,9 +114,7 @@ static bool look_load(bool done) {
   ek_tensor host = {.data = &number, .type = EK_F32};
   const bool torn = ek_state_read(&host, t.model, "no such entry") == EK_ERR_TORN;
   if (torn && !done) ck_ok(ek_checkpoint_load(NULL, t.model, second));
-  struct ck_state after = ck_state_take(t.model);
-  ck_state_same("after a load", &after, &before);
-  ck_state_drop(&after);
+  ck_state_is("after a load", t.model, &before);
   return !done || (loaded.step == 2 && !torn);
 }
 

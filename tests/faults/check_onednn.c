@@ -136,7 +136,6 @@ static ek_status play(struct outcome *outcome, const struct scene *scene) {
   }
   outcome->calls[1] = atomic_load(&sgemm.calls);
   ek_log_set(EK_LOG_WARNING, NULL, NULL);
-  ck_batch_free(&batch);
   return status;
 }
 

@@ -355,7 +355,6 @@ CK_TEST(two_states_of_one_name) {
   struct ck_state state = ck_state_take(t.model);
   ck_ok(ck_state_put(other.model, &state));
   ck_state_is("after another mode", other.model, &state);
-  ck_state_drop(&state);
 }
 
 /* ---- averages ---- */

@@ -21,13 +21,13 @@ ek_loss_scale ck_scaling_dynamic(double scale, int64_t interval) {
 
 ek_status ck_scaling_step(struct ck_training *t, uint64_t number, bool two,
                           ek_step_result *result) {
-  struct ck_batch batch =
-      ck_batch_make(t->setup.workload, t->setup.options.type, CK_SCALING_SAMPLES, 0.2, 10 + number);
+  CK_HELD(struct ck_batch, batch,
+          ck_batch_make(t->setup.workload, t->setup.options.type, CK_SCALING_SAMPLES, 0.2,
+                        10 + number));
   struct ck_batch more = ck_batch_samples(&batch, 2, 4);
   ek_status status = EK_OK;
   if (two) status = ck_training_backward(t, &more, NULL, true, NULL);
   if (status == EK_OK) status = ck_training_step(t, &batch, result);
-  ck_batch_free(&batch);
   return status;
 }
 
@@ -62,15 +62,12 @@ void ck_scaling_overflow(struct ck_training *t, size_t device, uint64_t number, 
                          bool with_result) {
   const double scale = ck_scaling_scale(t);
   const int64_t steps = ck_scaling_number(t, "run/step");
-  struct ck_snapshot before = ck_snapshot_take(t);
+  CK_HELD(struct ck_snapshot, before, ck_snapshot_take(t));
   ek_step_result result = {.step = -1};
   ck_spike_at(device, (double)INFINITY);
   ck_ok(ck_scaling_step(t, number, two, with_result ? &result : NULL));
   ck_spike_nowhere();
-  struct ck_snapshot after = ck_snapshot_take(t);
-  ck_snapshot_same("a step that overflowed", &after, &before);
-  ck_snapshot_drop(&after);
-  ck_snapshot_drop(&before);
+  ck_snapshot_is("a step that overflowed", t, &before);
   ck_assert_int_eq(ck_scaling_number(t, "run/step"), steps);
   ck_assert_int_eq(ck_scaling_number(t, "run/good_steps"), 0);
   ck_assert_double_eq(ck_scaling_scale(t), scale / 2);

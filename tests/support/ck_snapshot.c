@@ -26,12 +26,6 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
   return shot;
 }
 
-void ck_snapshot_drop(struct ck_snapshot *snapshot) {
-  for (int i = 0; i < 2; i++) ck_drop(snapshot->states[i]);
-  for (size_t k = 0; k < snapshot->devices; k++) ck_drop(snapshot->parameters[k]);
-  memset(snapshot, 0, sizeof *snapshot);
-}
-
 void ck_snapshot_same(const char *what, const struct ck_snapshot *a, const struct ck_snapshot *b) {
   for (int i = 0; i < 2; i++) {
     ck_assert((a->states[i] == NULL) == (b->states[i] == NULL));
@@ -53,7 +47,7 @@ static ek_status call(struct ck_training *t, int which) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
   CK_GOT(ek_state_info, info, ek_state_entry(&info, t->model, 0));
   CK_WITH(ek_tensor, host, info.like, .data = numbers);
-  struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, 5, 0, 1);
+  CK_HELD(struct ck_batch, batch, ck_batch_make(t->setup.workload, EK_F32, 5, 0, 1));
   double loss = 0;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_status status = EK_OK;
@@ -73,22 +67,19 @@ static ek_status call(struct ck_training *t, int which) {
     break;
   }
   for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&outputs[i]);
-  ck_batch_free(&batch);
   return status;
 }
 
 void ck_snapshot_is(const char *what, const struct ck_training *training,
                     const struct ck_snapshot *want) {
-  struct ck_snapshot snapshot = ck_snapshot_take(training);
+  CK_HELD(struct ck_snapshot, snapshot, ck_snapshot_take(training));
   ck_snapshot_same(what, &snapshot, want);
-  ck_snapshot_drop(&snapshot);
 }
 
 void ck_snapshots_same(const char *what, const struct ck_training *got,
                        const struct ck_training *want) {
-  struct ck_snapshot snapshot = ck_snapshot_take(want);
+  CK_HELD(struct ck_snapshot, snapshot, ck_snapshot_take(want));
   ck_snapshot_is(what, got, &snapshot);
-  ck_snapshot_drop(&snapshot);
 }
 
 bool ck_training_is_torn(struct ck_training *training) {

@@ -19,9 +19,9 @@ struct ck_snapshot {
   uint64_t held[CK_SNAPSHOT_DEVICES]; /* bytes */
 };
 
-/* Waits for the devices. The training has an optimizer; its states are read if it has two. */
+/* Waits for the devices. The training has an optimizer; its states are read if it has two. The
+ * arrays are kept (ck_keep.h). */
 struct ck_snapshot ck_snapshot_take(const struct ck_training *training);
-void ck_snapshot_drop(struct ck_snapshot *snapshot);
 
 /*
  * Bit for bit. With a master the other devices' parameters are copies that the next forward makes

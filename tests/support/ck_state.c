@@ -43,16 +43,14 @@ void ck_state_same(const char *what, const struct ck_state *a, const struct ck_s
 
 void ck_state_is(const char *what, const ek_data_parallel_model *model,
                  const struct ck_state *want) {
-  struct ck_state state = ck_state_take(model);
+  CK_HELD(struct ck_state, state, ck_state_take(model));
   ck_state_same(what, &state, want);
-  ck_state_drop(&state);
 }
 
 void ck_states_same(const char *what, const ek_data_parallel_model *got,
                     const ek_data_parallel_model *want) {
-  struct ck_state state = ck_state_take(want);
+  CK_HELD(struct ck_state, state, ck_state_take(want));
   ck_state_is(what, got, &state);
-  ck_state_drop(&state);
 }
 
 static double *doubles(const ek_tensor *host) {
@@ -79,11 +77,4 @@ void ck_state_close(const char *what, const struct ck_state *got, const struct c
     ck_drop(a);
     ck_drop(b);
   }
-}
-
-void ck_state_drop(struct ck_state *state) {
-  for (size_t i = 0; i < state->count; i++) ck_drop(state->host[i].data);
-  ck_drop(state->host);
-  ck_drop(state->info);
-  memset(state, 0, sizeof *state);
 }

@@ -3,7 +3,6 @@
  *
  *     struct ck_state state = ck_state_take(training.model);
  *     ck_ok(ck_state_put(other.model, &state));
- *     ck_state_drop(&state);
  */
 #ifndef CK_STATE_H
 #define CK_STATE_H
@@ -16,7 +15,7 @@ struct ck_state {
   ek_tensor *host;
 };
 
-/* Reads every entry. */
+/* Reads every entry; the arrays are kept (ck_keep.h). */
 struct ck_state ck_state_take(const ek_data_parallel_model *model);
 /* Writes every entry, the last one first; stops at the first failure. */
 ek_status ck_state_put(ek_data_parallel_model *model, const struct ck_state *state);
@@ -31,6 +30,5 @@ void ck_states_same(const char *what, const ek_data_parallel_model *got,
  * ten times that (docs/numerics.md), numbers exactly. */
 void ck_state_close(const char *what, const struct ck_state *got, const struct ck_state *want,
                     double allowed);
-void ck_state_drop(struct ck_state *state);
 
 #endif /* CK_STATE_H */

@@ -516,8 +516,6 @@ double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_mo
     struct ck_batch second = ck_batch_make(&other, EK_F32, 2, 0.1, 2 * step + 1);
     ck_ok(ck_training_backward(&training, &first, NULL, true, NULL));
     ck_ok(ck_training_step(&training, &second, NULL));
-    ck_batch_free(&first);
-    ck_batch_free(&second);
   }
   double *values = ck_training_read(&training, CK_VALUES);
   ck_training_close(&training);

@@ -111,12 +111,6 @@ struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, 
   return batch;
 }
 
-void ck_batch_free(struct ck_batch *batch) {
-  for (size_t i = 0; i < batch->inputs; i++) ck_drop(batch->input[i].data);
-  for (size_t i = 0; i < batch->targets; i++) ck_drop(batch->target[i].data);
-  memset(batch, 0, sizeof *batch);
-}
-
 static ek_tensor part(const ek_tensor *tensor, int64_t samples, int64_t first, int64_t count) {
   ek_tensor result = *tensor;
   if (samples == 0) return result;

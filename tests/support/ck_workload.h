@@ -53,7 +53,6 @@ const struct ck_workload *ck_workload(const char *name);
  * probability `ignored`. Its arrays are kept (ck_keep.h). */
 struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, int64_t samples,
                               double ignored, uint64_t stream);
-void ck_batch_free(struct ck_batch *batch);
 
 /* Some samples of a batch, a loan. */
 struct ck_batch ck_batch_samples(const struct ck_batch *batch, int64_t first, int64_t count);

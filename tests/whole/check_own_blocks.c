@@ -198,7 +198,6 @@ static void peaks(ek_memory_usage *usages, bool own, const char *spec, int place
   struct ck_batch batch = ck_batch_make(&workload, EK_F32, 7, 0, 1);
   setup.optimizer = ck_clipped_adamw;
   ck_measure(usages, &setup, spec, &batch, 2);
-  ck_batch_free(&batch);
 }
 
 /* The peaks of every device in a run, planned and measured. */
