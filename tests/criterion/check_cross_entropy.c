@@ -3,7 +3,7 @@
  * numbers of PyTorch, against differences, and by its memory.
  */
 #include "ck_criterion.h"
-#include "ck_entropy.h"
+#include "ck_op_loss.h"
 
 enum { IGNORED = 7 };
 
@@ -24,6 +24,23 @@ static struct batch make_batch(struct ck_rig *rig, int64_t rows, int64_t classes
   b.y = rows % 4 == 0 ? ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(rows / 4, 4))
                       : ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(rows));
   return b;
+}
+
+/* The cross-entropy of ck_op_loss.h for the options of a criterion. */
+static struct ck_formula reference(struct ck_rig *rig, const struct batch *b,
+                                const ek_cross_entropy_options *o) {
+  struct ck_formula f = ck_loss_make(rig, b->rows, b->classes);
+  f.smoothing = o->label_smoothing;
+  if (o->class_weights != NULL) f.weights = ck_zeros(rig, b->classes);
+  for (int64_t c = 0; c < b->classes && f.weights != NULL; c++) {
+    f.weights[c] = ck_round(rig, o->class_weights[c]);
+  }
+  memcpy(f.logits, b->logits, (size_t)(b->rows * b->classes) * sizeof *f.logits);
+  for (int64_t r = 0; r < b->rows; r++) {
+    f.targets[r] = (int32_t)b->targets[r] == o->ignore_index ? CK_IGNORED : b->targets[r];
+  }
+  ck_loss_reference(rig, &f);
+  return f;
 }
 
 static ek_criterion *make(const ek_cross_entropy_options *options) {
@@ -62,7 +79,7 @@ static ek_cross_entropy_options options_of(struct ck_rig *rig, const struct sett
 }
 
 static void check_gradient(struct ck_rig *rig, const struct ck_loss *loss,
-                           const struct ck_entropy *want) {
+                           const struct ck_formula *want) {
   const ek_tensor *gradient = &loss->gradients[0];
   ck_within("gradient", ck_read(rig, gradient), want->gradient, want->gradient_bound,
             ek_tensor_count(gradient));
@@ -73,7 +90,7 @@ static void check_formula(struct ck_rig *rig, const struct setting *setting, int
                           bool in_forward) {
   struct batch b = make_batch(rig, rows, 37);
   const ek_cross_entropy_options o = options_of(rig, setting, b.classes);
-  struct ck_entropy want = ck_entropy(rig, b.logits, b.targets, rows, b.classes, &o);
+  struct ck_formula want = reference(rig, &b, &o);
   struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
   const double scale = in_forward ? 1 : 0.375; /* exact: no rounding of its own */
   const double d_bound = (double)rows * rig->unit * want.d;
@@ -201,13 +218,13 @@ CK_RIG_LOOP(single_losses_and_their_factors, CK_VARIANTS) {
   struct batch b = make_batch(rig, 24, 11);
   ek_cross_entropy_options o = options_of(rig, &settings[3], b.classes);
   o.reduction = EK_REDUCTION_NONE;
-  struct ck_entropy want = ck_entropy(rig, b.logits, b.targets, b.rows, b.classes, &o);
+  struct ck_formula want = reference(rig, &b, &o);
   struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
   ck_loss_forward(loss, b.x, b.y, NULL);
 
   ck_assert_int_eq(loss->losses.rank, 2); /* the shape of the logits without the classes */
   ck_assert(loss->losses.shape[0] == 6 && loss->losses.shape[1] == 4);
-  ck_within("losses", ck_read(rig, &loss->losses), want.losses, want.loss_bound, b.rows);
+  ck_within("losses", ck_read(rig, &loss->losses), want.l, want.l_bound, b.rows);
 
   double *factors = ck_values(rig, b.rows, 0.0, 1.0);
   ck_loss_backward(loss, NULL, ck_tensor(rig, factors, CK_SHAPE(b.rows)));
@@ -337,10 +354,10 @@ static double *soft_targets(struct ck_rig *rig, int64_t rows, int64_t classes, b
  * with T the distance between a row's logits, rounds a few times. With weights of W at most, four
  * times u (K + 16) (1 + T + log K) W covers all of it, of the loss and, relatively, of a
  * probability. */
-static struct ck_entropy soft_entropy(struct ck_rig *rig, const double *x, const double *t,
+static struct ck_formula soft_entropy(struct ck_rig *rig, const double *x, const double *t,
                                       int64_t rows, int64_t classes,
                                       const ek_cross_entropy_options *o) {
-  struct ck_entropy r = {.losses = ck_zeros(rig, rows), .gradient = ck_zeros(rig, rows * classes),
+  struct ck_formula r = {.l = ck_zeros(rig, rows), .gradient = ck_zeros(rig, rows * classes),
                          .gradient_bound = ck_zeros(rig, rows * classes)};
   for (int64_t row = 0; row < rows; row++, x += classes, t += classes) {
     long double z = 0, mass = 0, weight = 0, loss = 0, q[64];
@@ -355,7 +372,7 @@ static struct ck_entropy soft_entropy(struct ck_rig *rig, const double *x, const
     }
     if (mass == 0) continue;
     const double bound = 4 * rig->unit * (double)(classes + 16) * (11 + log((double)classes)) * 3;
-    r.losses[row] = (double)loss;
+    r.l[row] = (double)loss;
     r.s += (double)loss;
     r.d += 1;
     r.s_bound += bound + (double)rows * rig->unit * (double)loss;
@@ -375,7 +392,7 @@ CK_LOOP(soft_targets_equal_the_formula, 2 * SETTINGS * CK_VARIANTS) {
   double *t = soft_targets(rig, rows, classes, settings[_i % SETTINGS].ignore);
   ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], classes);
   o.soft_targets = true;
-  struct ck_entropy want = soft_entropy(rig, x, t, rows, classes, &o);
+  struct ck_formula want = soft_entropy(rig, x, t, rows, classes, &o);
   struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
   const ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(6, 4, classes));
   const ek_tensor *ty = ck_tensor(rig, t, CK_SHAPE(6, 4, classes));

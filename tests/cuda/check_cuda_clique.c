@@ -29,12 +29,6 @@ struct pair {
   atomic_int stage; /* of what the devices do one after the other */
 };
 
-static ek_group *open_group(double time_limit) {
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = time_limit);
-  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0-1@48MiB", &options));
-  return group;
-}
-
 static void fill(ek_tensor *tensor, double value) {
   ck_ok(ek_op_fill(ek_device_stream(tensor->device, EK_STREAM_COMPUTE), tensor, value));
 }
@@ -48,7 +42,7 @@ static ek_tensor ones_on(ek_device *device) {
 
 static void open_pair(struct pair *pair, double time_limit) {
   memset(pair, 0, sizeof *pair);
-  pair->group = open_group(time_limit);
+  pair->group = ck_open_limited("cuda:0-1@48MiB", time_limit);
   ck_kept(ek_communicator_open(&pair->communicator, pair->group), pair->communicator);
   ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
   ck_assert_int_eq(cuemu_nccl_most_ctas(), 16);
@@ -129,13 +123,11 @@ CK_TEST(one_thread_in_a_communicator) {
 static ek_status new_product(ek_device *device, int64_t side) {
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor c = {0}, a = {0};
-  ek_status status = EK_OK;
   const int64_t shape[] = {side, side};
-  EK_TRY_GOTO(status, ek_tensor_create(&c, device, EK_MEMORY_INPUTS, EK_F32, 2, shape), cleanup);
-  EK_TRY_GOTO(status, ek_tensor_create(&a, device, EK_MEMORY_INPUTS, EK_F32, 2, shape), cleanup);
-  EK_TRY_GOTO(status, ek_op_fill(stream, &a, 1), cleanup);
-  EK_TRY_GOTO(status, ek_op_matmul(stream, &c, &a, false, &a, false, 0), cleanup);
-cleanup:
+  ek_status status = ek_tensor_create(&c, device, EK_MEMORY_INPUTS, EK_F32, 2, shape);
+  if (status == EK_OK) status = ek_tensor_create(&a, device, EK_MEMORY_INPUTS, EK_F32, 2, shape);
+  if (status == EK_OK) status = ek_op_fill(stream, &a, 1);
+  if (status == EK_OK) status = ek_op_matmul(stream, &c, &a, false, &a, false, 0);
   ek_tensor_free(&c);
   ek_tensor_free(&a);
   return status;
@@ -323,7 +315,7 @@ CK_TEST(groups_open_and_close_beside_collectives) {
   open_pair(&it.pair, CK_TSAN ? 60 : 10);
   ck_assert_int_eq(pthread_create(&thread, NULL, train, &it), 0);
   for (int i = 0; i < (CK_TSAN ? 2 : 5); i++) {
-    ek_group *other = open_group(60);
+    ek_group *other = ck_open_limited("cuda:0-1@48MiB", 60);
     CK_GOT(ek_communicator *, communicator, ek_communicator_open(&communicator, other));
     ek_communicator_free(communicator);
     ek_group_free(other);
@@ -334,18 +326,6 @@ CK_TEST(groups_open_and_close_beside_collectives) {
 }
 
 /* ---- one GPU, by EVENKEEL_CUDA_LINK ---- */
-
-static void unset_link(void *unused) {
-  (void)unused;
-  (void)unsetenv("EVENKEEL_CUDA_LINK");
-}
-
-static void set_link(const char *name) {
-  static char anything;
-  ck_assert_int_eq(setenv("EVENKEEL_CUDA_LINK", name, 1), 0);
-  ck_forget(&anything);
-  ck_keep_by(&anything, unset_link);
-}
 
 struct single {
   ek_communicator *communicator;
@@ -374,9 +354,8 @@ CK_JOB(all_kinds_to_the_end) {
 CK_LOOP(one_rank_by_nccl, 2) {
   struct single it = {0};
   double values[COUNT];
-  if (_i == 1) set_link("nccl");
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = 0.5);
-  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0@48MiB", &options));
+  if (_i == 1) ck_variable("EVENKEEL_CUDA_LINK", "nccl");
+  ek_group *group = ck_open_limited("cuda:0@48MiB", 0.5);
   ck_kept(ek_communicator_open(&it.communicator, group), it.communicator);
   ck_assert_str_eq(ek_communicator_name(it.communicator), _i == 1 ? "nccl" : "peer");
   ek_device *device = ek_group_device(group, 0);
@@ -398,14 +377,14 @@ CK_LOOP(one_rank_by_nccl, 2) {
 
 CK_TEST(a_link_that_cannot_be) {
   ek_group *group = NULL;
-  set_link("ncll");
+  ck_variable("EVENKEEL_CUDA_LINK", "ncll");
   ck_invalid(ek_group_open(&group, "cuda:0@48MiB", NULL), "unknown link \"ncll\"; expected nccl");
-  set_link("nccl");
+  ck_variable("EVENKEEL_CUDA_LINK", "nccl");
   ck_fails(ek_group_open(&group, "cuda:0x2@48MiB", NULL), EK_ERR_UNAVAILABLE,
            "EVENKEEL_CUDA_LINK=nccl: NCCL accepts each GPU only once");
   ck_emulate(nccl_version, 22203);
   ck_fails(ek_group_open(&group, "cuda:0@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 2.22.3");
-  set_link("");
+  ck_variable("EVENKEEL_CUDA_LINK", "");
   ck_kept(ek_group_open(&group, "cuda:0@48MiB", NULL), group);
 }
 

@@ -40,12 +40,6 @@ static double step_seconds;
 
 static double limit_for(bool hang) { return hang ? fmax(0.2, 10 * step_seconds) : 60; }
 
-static ek_group *open_group(const char *spec, bool hang) {
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = limit_for(hang));
-  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
-  return group;
-}
-
 /* In two calls, the result is read while the GPU goes on, on several devices too. */
 static bool two_calls;
 
@@ -71,7 +65,7 @@ static void no_leaks(const char *when) {
 static unsigned long calls_of_step(struct ck_snapshot *next, const struct ck_setup *setup,
                                    const char *spec, int gpu, enum cuemu_kind kind,
                                    const struct ck_batch *batch) {
-  ek_group *group = open_group(spec, false);
+  ek_group *group = ck_open_limited(spec, limit_for(false));
   CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
   const unsigned long before = cuemu_calls(gpu, kind);
@@ -110,7 +104,7 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   const char *what = ck_text("%s: %s number %lu of %s on GPU %d", spec, hang ? "hang" : "failure",
                              n, kind_names[kind], gpu);
   /* After the fault before this one: a fresh group works. */
-  ek_group *group = open_group(spec, hang);
+  ek_group *group = ck_open_limited(spec, limit_for(hang));
   CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
   CK_HELD(struct ck_snapshot, before, ck_snapshot_take(&training));

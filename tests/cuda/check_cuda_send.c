@@ -307,8 +307,7 @@ CK_LOOP(every_copy_of_a_scatter_fails, 2) {
 
 /* A copy that does not end is found by a wait for the device, and named. */
 CK_TEST(a_copy_hangs) {
-  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = 1);
-  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0x2@60MiB", &options));
+  ek_group *group = ck_open_limited("cuda:0x2@60MiB", 1);
   ek_tensor host = numbers_of(1000, 0);
   cuemu_hang(0, CUEMU_COPY, 1);
   CK_OPENED(ek_tensor, sent,

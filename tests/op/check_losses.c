@@ -28,7 +28,7 @@ static ek_status backward(const struct ck_rig *rig, const struct ck_loss_tensors
                                       t->scale, t->row_scale, &t->terms);
 }
 
-static void check_forward(struct ck_rig *rig, const struct ck_loss *f,
+static void check_forward(struct ck_rig *rig, const struct ck_formula *f,
                           const struct ck_loss_tensors *t) {
   const double *l = ck_read(rig, t->losses), *totals = ck_read(rig, t->totals);
   ck_within("losses", l, f->l, f->l_bound, f->rows);
@@ -37,7 +37,7 @@ static void check_forward(struct ck_rig *rig, const struct ck_loss *f,
   ck_within("d", &totals[1], &f->d, &f->d_bound, 1);
 }
 
-static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
+static void check_loss(struct ck_rig *rig, struct ck_formula *f) {
   ck_loss_reference(rig, f);
   const struct ck_loss_tensors t = ck_loss_upload(rig, f);
   ck_ok(forward(rig, &t));
@@ -59,7 +59,7 @@ static ek_status gradient_with_loss(const struct ck_rig *rig, const struct ck_lo
 }
 
 /* Both in one: the same bounds, for the gradient in its own memory and over the logits. */
-static void check_gradient(struct ck_rig *rig, struct ck_loss *f) {
+static void check_gradient(struct ck_rig *rig, struct ck_formula *f) {
   f->row_scale = NULL;
   ck_loss_reference(rig, f);
   const struct ck_loss_tensors t = ck_loss_upload(rig, f);
@@ -86,7 +86,7 @@ enum { SIZES = sizeof sizes / sizeof sizes[0], ALL_WAYS = SIZES - 2 };
 /* Every combination of what may be there. */
 CK_RIG_GRID(cross_entropy, n, SIZES, how, 16) {
   if (n >= ALL_WAYS && how % 5 != 0) return;
-  struct ck_loss f = ck_loss_make(rig, sizes[n][0], sizes[n][1]);
+  struct ck_formula f = ck_loss_make(rig, sizes[n][0], sizes[n][1]);
   if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
   if (how & 2) f.smoothing = 0.1;
   if (how & 4) f.scale = 0.125, f.row_scale = ck_values(rig, f.rows, -2, 2);
@@ -98,7 +98,7 @@ CK_RIG_GRID(cross_entropy, n, SIZES, how, 16) {
 /* The first columns of wider rows: what is after them may be anything, and gets zeros. The wide
  * rows begin at the same alignment as those of a copy, so that every kernel does the same
  * arithmetic and the bits are those of the copy; other widths keep the bounds. */
-static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns, bool same) {
+static void check_padded(struct ck_rig *rig, struct ck_formula *f, int64_t columns, bool same) {
   const int64_t rows = f->rows, classes = f->classes, n = rows * columns;
   static const double rubbish[] = {NAN, HUGE_VAL, -HUGE_VAL, 1e30, 0};
   ck_loss_reference(rig, f);
@@ -139,7 +139,7 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
 CK_RIG_CASES(classes_are_the_first_columns, how, 4 * 4) {
   static const int64_t widths[][3] = {{5, 8, 16}, {3, 2056, 2064}, {4, 33, 40}, {6, 1, 7}};
   const int64_t *size = widths[how / 4];
-  struct ck_loss f = ck_loss_make(rig, size[0], size[1]);
+  struct ck_formula f = ck_loss_make(rig, size[0], size[1]);
   if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
   if (how & 2) f.smoothing = 0.1;
   f.targets[1] = CK_IGNORED;
@@ -147,7 +147,7 @@ CK_RIG_CASES(classes_are_the_first_columns, how, 4 * 4) {
 }
 
 CK_RIG_LOOP(bad_classes, ck_variants()) {
-  struct ck_loss f = ck_loss_make(rig, 3, 8);
+  struct ck_formula f = ck_loss_make(rig, 3, 8);
   struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   f.targets[0] = f.targets[1] = 0;
   f.targets[2] = 6; /* a column that is none of the classes */
@@ -170,7 +170,7 @@ CK_RIG_LOOP(bad_classes, ck_variants()) {
  * each row begins at another offset. */
 CK_PART_LOOP(cross_entropy_in_turns, 2 * ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i / 2);
-  struct ck_loss f = ck_loss_make(rig, ck_on_gpu() ? 270 : 9, 523); /* a CPU has no such turns */
+  struct ck_formula f = ck_loss_make(rig, ck_on_gpu() ? 270 : 9, 523); /* a CPU has no such turns */
   if (_i % 2 == 1) ck_assign(f, .weights = ck_values(rig, f.classes, 0.25, 4), .smoothing = 0.1);
   f.targets[f.rows - 3] = CK_IGNORED;
   check_gradient(rig, &f);
@@ -183,7 +183,7 @@ CK_LOOP(cross_entropy_of_a_long_row, ck_variants()) {
   if (!ck_gpu_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i);
   const int64_t bytes = ck_on_gpu() && !CK_TSAN ? 240 << 10 : 5000; /* a block has 227 KiB */
-  struct ck_loss f = ck_loss_make(rig, 1, bytes / (int64_t)ek_type_size(rig->type) + 3);
+  struct ck_formula f = ck_loss_make(rig, 1, bytes / (int64_t)ek_type_size(rig->type) + 3);
   f.smoothing = 0.1 * (_i % 2);
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   ck_ok(forward(rig, &t));
@@ -196,7 +196,7 @@ CK_LOOP(cross_entropy_of_a_long_row, ck_variants()) {
 }
 
 CK_RIG_LOOP(all_targets_ignored, ck_variants()) {
-  CK_WITH(struct ck_loss, f, ck_loss_make(rig, 9, 20), .smoothing = 0.5,
+  CK_WITH(struct ck_formula, f, ck_loss_make(rig, 9, 20), .smoothing = 0.5,
           .logits[3] = NAN /* in an ignored row it is not read */);
   for (int r = 0; r < 9; r++) f.targets[r] = CK_IGNORED;
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
@@ -219,7 +219,7 @@ static double logit(const struct ck_rig *rig, double value) {
 }
 
 CK_RIG_CASES(huge_logits, how, 4) {
-  struct ck_loss f = ck_loss_make(rig, 8, 50);
+  struct ck_formula f = ck_loss_make(rig, 8, 50);
   if (how & 1) f.smoothing = 0.2;
   for (int64_t i = 0; i < 8 * 50; i++) f.logits[i] = ck_round(rig, f.logits[i] * 2500);
   if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
@@ -231,7 +231,7 @@ CK_RIG_CASES(huge_logits, how, 4) {
  * log sum exp(x) loses four digits of a loss in f32, and the gradient's rows do not sum to 0. */
 CK_RIG_CASES(logits_with_something_in_common, how, 6 * 8) {
   static const double offsets[] = {0, 1e4, -1e4, 1e6, -1e6, 3e7};
-  struct ck_loss f = ck_loss_make(rig, 5, 37);
+  struct ck_formula f = ck_loss_make(rig, 5, 37);
   const double offset = offsets[how / 8] * (0x1p-24 / rig->unit); /* as bad for f64 */
   if (how & 1) f.smoothing = 0.1;
   if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
@@ -246,7 +246,7 @@ CK_RIG_CASES(logits_with_something_in_common, how, 6 * 8) {
  * and after the first block that the CPU reads. */
 CK_RIG_CASES(logits_of_many_magnitudes, how, 8) {
   static const double some[] = {1e6, 1e6 - 1, -1e6, 0, 1e-3, 1e6 - 0.5, -3e4, 1e30, -1e30, 1e6};
-  struct ck_loss f = ck_loss_make(rig, 12, how & 4 ? 2100 : 10);
+  struct ck_formula f = ck_loss_make(rig, 12, how & 4 ? 2100 : 10);
   if (how & 1) f.smoothing = 0.1;
   if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
   for (int64_t r = 0; r < f.rows; r++) {
@@ -262,14 +262,14 @@ CK_RIG_CASES(logits_of_many_magnitudes, how, 8) {
 
 /* Weights whose squares are 0 in f32 weigh. */
 CK_RIG_LOOP(tiny_class_weights, ck_variants()) {
-  CK_WITH(struct ck_loss, f, ck_loss_make(rig, 4, 30), .smoothing = 0.5,
+  CK_WITH(struct ck_formula, f, ck_loss_make(rig, 4, 30), .smoothing = 0.5,
           .weights = ck_values_of(rig, rig->sum, 30, 1e-30, 2e-30));
   check_loss(rig, &f);
 }
 
 /* A class that is ruled out (-inf) has p = 0 and gradient 0; the loss is that of the others. */
 CK_RIG_LOOP(logits_of_minus_infinity, ck_variants()) {
-  struct ck_loss f = ck_loss_make(rig, 20, 40);
+  struct ck_formula f = ck_loss_make(rig, 20, 40);
   for (int64_t r = 0; r < 20; r++) {
     f.targets[r] = (double)(r % 10);
     for (int64_t c = 10; c < 10 + r; c++) f.logits[r * 40 + c] = -HUGE_VAL;
@@ -280,7 +280,7 @@ CK_RIG_LOOP(logits_of_minus_infinity, ck_variants()) {
 
 CK_RIG_LOOP(target_of_minus_infinity, ck_variants()) {
   const double logits[4] = {-HUGE_VAL, 0, 0, 0};
-  struct ck_loss f = ck_loss_make(rig, 1, 4);
+  struct ck_formula f = ck_loss_make(rig, 1, 4);
   memcpy(f.logits, logits, sizeof logits);
   f.targets[0] = 0;
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
@@ -302,7 +302,7 @@ CK_RIG_CASES(nan_is_not_hidden, how, 3 * 3 * 4) {
   static const double bad[] = {NAN, HUGE_VAL, -HUGE_VAL};
   static const double smoothings[] = {0, 0.3, 1};
   const double value = bad[how % 3];
-  CK_WITH(struct ck_loss, f, ck_loss_make(rig, 3, 50), .smoothing = smoothings[how / 3 % 3]);
+  CK_WITH(struct ck_formula, f, ck_loss_make(rig, 3, 50), .smoothing = smoothings[how / 3 % 3]);
   if (how / 9 > 0) f.weights = ck_values(rig, 50, 0.5, 2);
   if (how / 9 > 1) f.weights[27] = 0;
   if (how / 9 > 2) f.targets[1] = 27;
@@ -322,7 +322,7 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
   static const double wrong[] = {-1, 10, 2147483647, -2147483647 - 1};
   for (int w = 0; w < 4; w++) {
     struct ck_rig *rig = ck_rig_variant(_i);
-    struct ck_loss f = ck_loss_make(rig, 40, 10);
+    struct ck_formula f = ck_loss_make(rig, 40, 10);
     f.targets[2] = CK_IGNORED, f.targets[37] = wrong[w];
     f.targets[39] = 99; /* the first of two is told */
     const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
@@ -337,7 +337,7 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
 
 CK_PART_LOOP(cross_entropy_repeats, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
-  struct ck_loss f = ck_loss_make(rig, 1000, 67);
+  struct ck_formula f = ck_loss_make(rig, 1000, 67);
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   double *first = NULL;
   for (int pass = 0; pass < 3; pass++) {
@@ -350,7 +350,7 @@ CK_PART_LOOP(cross_entropy_repeats, ck_variants()) {
 }
 
 CK_RIG_TEST(cross_entropy_gradient_by_differences, NULL, EK_F64) {
-  struct ck_loss f = ck_loss_make(rig, 6, 7);
+  struct ck_formula f = ck_loss_make(rig, 6, 7);
   f.smoothing = 0.3, f.scale = 0.75, f.targets[2] = CK_IGNORED;
   f.weights = ck_values(rig, 7, 0.5, 2), f.row_scale = ck_values(rig, 6, -2, 2);
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);

@@ -76,6 +76,13 @@ void ck_release(size_t mark) {
   }
 }
 
+static void unset(void *name) { (void)unsetenv(name); }
+
+void ck_variable(const char *name, const char *value) {
+  ck_assert_int_eq(setenv(name, value, 1), 0);
+  ck_keep_by((void *)(uintptr_t)name, unset);
+}
+
 uint64_t ck_kept_ever(void) {
   take_lock();
   const uint64_t number = ever;

@@ -113,6 +113,9 @@ const char *ck_text(const char *format, ...) __attribute__((format(printf, 1, 2)
 void ck_keep_by(void *thing, void (*release)(void *thing));
 void ck_forget(const void *thing);
 
+/* An environment variable until the test ends. */
+void ck_variable(const char *name, const char *value);
+
 /* How much is kept, and freeing all that has been kept since. */
 size_t ck_mark(void);
 void ck_release(size_t mark);

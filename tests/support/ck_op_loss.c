@@ -3,7 +3,7 @@
  */
 #include "ck_op_loss.h"
 
-CK_UNWATCHED static long double weight_of(const struct ck_loss *f, int64_t c) {
+CK_UNWATCHED static long double weight_of(const struct ck_formula *f, int64_t c) {
   return f->weights == NULL ? 1 : f->weights[c];
 }
 
@@ -13,7 +13,7 @@ struct row {
   long double m, z, error; /* the relative error of z */
 };
 
-CK_UNWATCHED static struct row read_row(const struct ck_loss *f, int64_t r, long double u) {
+CK_UNWATCHED static struct row read_row(const struct ck_formula *f, int64_t r, long double u) {
   struct row row = {.x = f->logits + r * f->classes, .y = (int64_t)f->targets[r], .m = -HUGE_VALL};
   for (int64_t c = 0; c < f->classes; c++) row.m = fmaxl(row.m, row.x[c]);
   for (int64_t c = 0; c < f->classes; c++) row.z += expl(row.x[c] - row.m);
@@ -21,7 +21,7 @@ CK_UNWATCHED static struct row read_row(const struct ck_loss *f, int64_t r, long
   return row;
 }
 
-CK_UNWATCHED static void loss_of_row(struct ck_loss *f, int64_t r, const struct row *row,
+CK_UNWATCHED static void loss_of_row(struct ck_formula *f, int64_t r, const struct row *row,
                                      long double u) {
   const long double w = weight_of(f, row->y);
   const long double hard = (1 - f->smoothing) * w, soft = f->smoothing / (double)f->classes;
@@ -41,7 +41,7 @@ CK_UNWATCHED static void loss_of_row(struct ck_loss *f, int64_t r, const struct 
   f->d_bound += f->weights == NULL ? 0 : (double)f->rows * 0x1p-53 * (double)w;
 }
 
-CK_UNWATCHED static void gradient_of_row(struct ck_loss *f, int64_t r, const struct row *row,
+CK_UNWATCHED static void gradient_of_row(struct ck_formula *f, int64_t r, const struct row *row,
                                          long double u) {
   const long double w = weight_of(f, row->y);
   const long double hard = (1 - f->smoothing) * w, soft = f->smoothing / (double)f->classes;
@@ -63,7 +63,7 @@ CK_UNWATCHED static void gradient_of_row(struct ck_loss *f, int64_t r, const str
   }
 }
 
-CK_UNWATCHED void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f) {
+CK_UNWATCHED void ck_loss_reference(const struct ck_rig *rig, struct ck_formula *f) {
   f->s = f->s_bound = f->d = f->d_bound = 0;
   for (int64_t r = 0; r < f->rows; r++) {
     const bool ignored = f->targets[r] == CK_IGNORED;
@@ -82,9 +82,9 @@ CK_UNWATCHED void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f)
   }
 }
 
-struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes) {
+struct ck_formula ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes) {
   const int64_t n = rows * classes;
-  struct ck_loss f = {.rows = rows, .classes = classes, .scale = 1,
+  struct ck_formula f = {.rows = rows, .classes = classes, .scale = 1,
                       .logits = ck_values(rig, n, -4, 4),
                       .targets = ck_integers(rig, rows, 0, classes - 1), .l = ck_zeros(rig, rows),
                       .l_bound = ck_zeros(rig, rows), .normalizer = ck_zeros(rig, 2 * rows),
@@ -93,7 +93,7 @@ struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes) {
   return f;
 }
 
-struct ck_loss_tensors ck_loss_upload(struct ck_rig *rig, const struct ck_loss *f) {
+struct ck_loss_tensors ck_loss_upload(struct ck_rig *rig, const struct ck_formula *f) {
   struct ck_loss_tensors t = {
       .losses = ck_poisoned_sums(rig, CK_SHAPE(f->rows)),
       .normalizer = ck_poisoned_sums(rig, CK_SHAPE(f->rows, 2)),

@@ -9,7 +9,7 @@
 
 enum { CK_IGNORED = -100 };
 
-struct ck_loss {
+struct ck_formula {
   int64_t rows, classes;
   double smoothing, scale;
   double *logits, *targets, *weights, *row_scale; /* weights, row_scale may be NULL */
@@ -19,10 +19,10 @@ struct ck_loss {
 };
 
 /* Random logits and targets; all else is zero, NULL or, for the scale, 1. */
-struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes);
+struct ck_formula ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes);
 
 /* Fills the results and their bounds from the logits, targets and terms. */
-void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f);
+void ck_loss_reference(const struct ck_rig *rig, struct ck_formula *f);
 
 /* The tensors of a call. */
 struct ck_loss_tensors {
@@ -32,6 +32,6 @@ struct ck_loss_tensors {
 };
 
 /* What the call writes holds NaN. */
-struct ck_loss_tensors ck_loss_upload(struct ck_rig *rig, const struct ck_loss *f);
+struct ck_loss_tensors ck_loss_upload(struct ck_rig *rig, const struct ck_formula *f);
 
 #endif /* CK_OP_LOSS_H */

@@ -179,6 +179,12 @@ ek_group *ck_open_exactly(const char *spec, int threads) {
 
 ek_group *ck_open(const char *spec, int threads) { return ck_open_exactly(ck_spec(spec), threads); }
 
+ek_group *ck_open_limited(const char *spec, double time_limit) {
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .time_limit = time_limit);
+  CK_OPENED(ek_group *, group, ek_group_open(&group, spec, &options));
+  return group;
+}
+
 ek_device *ck_device(const char *spec) { return ek_group_device(ck_open(spec, 1), 0); }
 
 bool ck_has_halves(void) {

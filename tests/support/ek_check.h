@@ -41,7 +41,6 @@
 
 #include "ck_assign.h"
 #include "ck_keep.h"
-#include "ck_makes.h"
 
 /* ---- who watches: gcc and clang say it each in its own way ---- */
 
@@ -308,8 +307,9 @@ void ck_deterministic(bool on);
 /* The same where devices are GPUs, for tests that compare the bits of two modes: cuBLASLt's
  * algorithms, which are chosen by time there, differ with the alignment of the operands. */
 void ck_deterministic_on_gpu(void);
-/* Opens `spec` whatever is under test. */
+/* Opens `spec` whatever is under test; and with a time limit in seconds. */
 ek_group *ck_open_exactly(const char *spec, int threads);
+ek_group *ck_open_limited(const char *spec, double time_limit);
 /* Device 0 of a group that is opened for it, with one thread. */
 ek_device *ck_device(const char *spec);
 
