@@ -42,4 +42,24 @@ static inline void ck_emulated_end(void) {
     cuemu_set_settings(&ck_changed_);                                                              \
   } while (0)
 
+/* Calls of cuBLASLt for products, and launches of kernels. */
+struct ck_counts {
+  unsigned long products, launches;
+};
+
+static inline struct ck_counts ck_counts_now(void) {
+  return (struct ck_counts){cuemu_calls(0, CUEMU_BLAS), cuemu_calls(0, CUEMU_LAUNCH)};
+}
+
+static inline struct ck_counts ck_counts_since(struct ck_counts before) {
+  const struct ck_counts now = ck_counts_now();
+  return (struct ck_counts){now.products - before.products, now.launches - before.launches};
+}
+
+static inline void ck_counts_are(struct ck_counts got, unsigned long products,
+                                 unsigned long launches) {
+  ck_assert_uint_eq(got.products, products);
+  ck_assert_uint_eq(got.launches, launches);
+}
+
 #endif /* CK_EMULATED_H */
