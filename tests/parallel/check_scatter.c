@@ -306,16 +306,6 @@ enum { MANY_ROWS = 9, MANY = 20011 }; /* rows of many pieces */
 static const ek_type integers[] = {EK_U8, EK_U16, EK_U32, EK_I32, EK_I64};
 enum { INTEGERS = sizeof integers / sizeof *integers };
 
-static void put_integer(void *data, ek_type type, int64_t i, int64_t x) {
-  switch (type) {
-  case EK_U8: ((uint8_t *)data)[i] = (uint8_t)x; break;
-  case EK_U16: ((uint16_t *)data)[i] = (uint16_t)x; break;
-  case EK_U32: ((uint32_t *)data)[i] = (uint32_t)x; break;
-  case EK_I32: ((int32_t *)data)[i] = (int32_t)x; break;
-  default: ((int64_t *)data)[i] = x; break;
-  }
-}
-
 /* Numbers over the whole range that `from` and `to` share, their ends first. */
 static void fill_integers(void *data, int64_t *values, ek_type from, ek_type to, int64_t count) {
   struct ck_random random = ck_random_start(7);
@@ -332,7 +322,7 @@ static void fill_integers(void *data, int64_t *values, ek_type from, ek_type to,
                 : least == INT64_MIN
                     ? (int64_t)ck_random_next(&random)
                     : ck_random_integer(&random, least, most);
-    put_integer(data, from, i, values[i]);
+    ck_put_integer(data, from, i, values[i]);
   }
 }
 
@@ -373,9 +363,8 @@ CK_LOOP(integers_become_integers, 2 * INTEGERS) {
   ek_group *group = ck_open("cpu:4", 2);
   void *data = ck_array((size_t)n, 8), *want = ck_array((size_t)n, 8);
   int64_t *values = ck_array((size_t)n, sizeof *values);
-  ck_assert(data != NULL && want != NULL && values != NULL);
   fill_integers(data, values, from, to, n);
-  for (int64_t i = 0; i < n; i++) put_integer(want, to, i, values[i]);
+  for (int64_t i = 0; i < n; i++) ck_put_integer(want, to, i, values[i]);
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, from, CK_SHAPE(MANY_ROWS, MANY)));
   for (int ahead = 0; ahead < 2; ahead++) {
     CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .kind = EK_SCATTER_SIZES,
@@ -415,7 +404,6 @@ CK_LOOP(pixels, 4) {
   double *wide = ck_array((size_t)n, sizeof *wide);
   float *narrow = ck_array((size_t)n, sizeof *narrow);
   int64_t *values = ck_array((size_t)n, sizeof *values);
-  ck_assert(data != NULL && wide != NULL && narrow != NULL && values != NULL);
   fill_integers(data, values, from, EK_I32, n);
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, from, CK_SHAPE(rows, spots, 3)));
   for (int way = 0; way < 3; way++) {
@@ -455,8 +443,8 @@ CK_TEST(integers_out_of_range) {
     ek_shards shards = {0}, before = shards;
     CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .type = EK_I32);
     memset(data, 0, (size_t)n * 8);
-    put_integer(data, from, place, bad[i % 5].value);
-    put_integer(data, from, n - 1, bad[i % 5].value); /* a later one */
+    ck_put_integer(data, from, place, bad[i % 5].value);
+    ck_put_integer(data, from, n - 1, bad[i % 5].value); /* a later one */
     CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, from, CK_SHAPE(MANY_ROWS, MANY)));
     ck_invalid(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options),
                ck_text("element %lld (row %lld) is %lld, which does not fit in i32",

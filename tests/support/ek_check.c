@@ -333,6 +333,16 @@ CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {
   free(data);
 }
 
+void ck_put_integer(void *data, ek_type type, int64_t i, int64_t x) {
+  switch (type) {
+  case EK_U8: ((uint8_t *)data)[i] = (uint8_t)x; break;
+  case EK_U16: ((uint16_t *)data)[i] = (uint16_t)x; break;
+  case EK_U32: ((uint32_t *)data)[i] = (uint32_t)x; break;
+  case EK_I32: ((int32_t *)data)[i] = (int32_t)x; break;
+  default: ((int64_t *)data)[i] = x; break;
+  }
+}
+
 /* ---- modules, and failing allocations ---- */
 
 void *ck_module_new(size_t size, const ek_module_ops *ops, size_t inputs, size_t outputs) {

@@ -343,6 +343,8 @@ ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int r
 void ck_set(ek_tensor *tensor, const double *values);
 /* Copies such a tensor into `values`. */
 void ck_get(double *values, const ek_tensor *tensor);
+/* data[i] = x, in host memory, of a type of whole numbers. */
+void ck_put_integer(void *data, ek_type type, int64_t i, int64_t x);
 
 /* ---- comparisons ---- */
 

@@ -106,23 +106,12 @@ static void same(const struct run *got, const struct run *want, const char *what
 
 /* ---- integers ---- */
 
-static int64_t integer_at(const ek_tensor *tensor, int64_t i) {
-  return ((const int32_t *)tensor->data)[i];
-}
-
 /* The same numbers as another type. */
 static ek_tensor turned(const ek_tensor *tensor, ek_type type) {
   const int64_t count = ek_tensor_count(tensor);
   CK_WITH(ek_tensor, result, *tensor, .type = type, .data = ck_array((size_t)count, 8));
   for (int64_t i = 0; i < count; i++) {
-    const int64_t x = integer_at(tensor, i);
-    switch (type) {
-    case EK_U8: ((uint8_t *)result.data)[i] = (uint8_t)x; break;
-    case EK_U16: ((uint16_t *)result.data)[i] = (uint16_t)x; break;
-    case EK_U32: ((uint32_t *)result.data)[i] = (uint32_t)x; break;
-    case EK_I32: ((int32_t *)result.data)[i] = (int32_t)x; break;
-    default: ((int64_t *)result.data)[i] = x; break;
-    }
+    ck_put_integer(result.data, type, i, ((const int32_t *)tensor->data)[i]);
   }
   return result;
 }
