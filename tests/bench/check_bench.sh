@@ -18,15 +18,17 @@ modes=(gather balanced replicated sharded sharded-gradients fully-sharded)
 categories=(parameters copies gradients optimizer inputs activations outputs loss communication workspace)
 
 # All values of the JSON in $dir/out, if it is JSON, by their paths: to run a program for each takes longer
-# than the runs that are looked at.
+# than the runs that are looked at. They go through a file, because bash reads a pipe byte by byte.
 declare -A values=()
 load() {
-  local path text
+  local first='' i
+  local -a pairs=()
   values=()
-  [[ $(head -c 1 "$dir/out") == '{' ]] || return 0
-  while IFS= read -r -d '' path && IFS= read -r -d '' text; do
-    values[$path]=$text
-  done < <("$read_json" "$dir/out")
+  IFS= read -r -n 1 first <"$dir/out" || true
+  [[ $first == '{' ]] || return 0
+  "$read_json" "$dir/out" >"$dir/values"
+  mapfile -d '' -t pairs <"$dir/values"
+  for ((i = 0; i < ${#pairs[@]}; i += 2)); do values[${pairs[i]}]=${pairs[i + 1]}; done
 }
 
 # Runs the program; its output is in $dir/out and $dir/err, and no code but CODE is right.
@@ -51,15 +53,25 @@ silent() { # on stdout
   [[ ! -s $dir/out ]] || complain "data on standard output although it failed"
 }
 
-value() { # PATH: of the JSON on stdout; nothing, which equals nothing, if it is not there
+# find PATH: `found` is the value of the JSON on stdout; nothing, which equals nothing, if it is not there. The
+# script reads thousands of values, and $(value PATH) would begin a process for each.
+find() {
+  found=${values[$1]-}
   [[ -n ${values[$1]+set} ]] || printf 'no %s in the JSON\n' "$1" >&2
-  printf '%s\n' "${values[$1]-}"
+}
+
+value() { # PATH
+  local found
+  find "$1"
+  printf '%s\n' "$found"
 }
 
 fill() { # TEXT: `filled` is the text with the values of the JSON where it has {PATH}
+  local found
   filled=$1
   while [[ $filled =~ \{([^{}]+)\} ]]; do
-    filled=${filled/"${BASH_REMATCH[0]}"/"$(value "${BASH_REMATCH[1]}")"}
+    find "${BASH_REMATCH[1]}"
+    filled=${filled/"${BASH_REMATCH[0]}"/"$found"}
   done
 }
 
@@ -68,10 +80,11 @@ same() { # WHAT LEFT RIGHT
 }
 
 json() { # PATH=TEXT...: of the JSON on stdout; see fill
-  local filled pair
+  local filled found pair
   for pair; do
     fill "${pair#*=}"
-    same "${pair%%=*}" "$(value "${pair%%=*}")" "$filled"
+    find "${pair%%=*}"
+    same "${pair%%=*}" "$found" "$filled"
   done
 }
 

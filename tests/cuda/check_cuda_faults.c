@@ -27,7 +27,7 @@ static const char *const kind_names[] = {"memory", "copy", "launch", "kernel", "
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 
 #if CK_TSAN
-enum { EVERY = 47, EVERY_HANG = 197 };
+enum { EVERY = 97, EVERY_HANG = 197 };
 #elif CK_ASAN
 enum { EVERY = 23, EVERY_HANG = 101 };
 #else
