@@ -68,9 +68,19 @@ static ek_status open_choice(ek_trainer **trainer, const struct subject *s, cons
   return ek_trainer_open(trainer, devices, module, criterion, s->rule, &options);
 }
 
+static const char *describe(const struct subject *s, const char *devices, const ek_advice *advice) {
+  char recompute[EK_RECOMPUTE_TEXT];
+  return ck_text("seed %" PRIu64 ", %d layers of %d, %d x %d, on %s: %s, %s, %s, %d", ck_seed(),
+                 s->gpt.layers, (int)s->gpt.width, (int)s->tokens.shape[0], (int)s->tokens.shape[1],
+                 devices, ek_mode_name(advice->settings.mode),
+                 ek_recompute_format(recompute, &advice->settings.recompute),
+                 advice->settings.fused_loss ? "fused" : "whole",
+                 (int)advice->settings.micro_batches);
+}
+
 /* Trains with the settings on the devices, and compares the peak. */
-static void run_choice(const struct subject *s, const char *devices, const ek_advice *advice,
-                       const char *what) {
+static void run_choice(const struct subject *s, const char *devices, const ek_advice *advice) {
+  const char *what = describe(s, devices, advice);
   ck_assert(advice->fits && advice->missing_bytes == 0 && advice->seconds > 0);
   CK_GOT(ek_trainer *, trainer, open_choice(&trainer, s, devices, &advice->settings));
   for (int i = 0; i < STEPS; i++) {
@@ -87,17 +97,6 @@ static void run_choice(const struct subject *s, const char *devices, const ek_ad
   ck_assert_msg(peak == advice->peak_bytes, "%s: %" PRIu64 " bytes, predicted were %" PRIu64, what,
                 peak, advice->peak_bytes);
   ck_ok(ek_trainer_close(trainer));
-}
-
-static void describe(char what[160], const struct subject *s, const char *devices,
-                     const ek_advice *advice) {
-  char recompute[EK_RECOMPUTE_TEXT];
-  (void)snprintf(what, 160, "seed %" PRIu64 ", %d layers of %d, %d x %d, on %s: %s, %s, %s, %d",
-                 ck_seed(), s->gpt.layers, (int)s->gpt.width, (int)s->tokens.shape[0],
-                 (int)s->tokens.shape[1], devices, ek_mode_name(advice->settings.mode),
-                 ek_recompute_format(recompute, &advice->settings.recompute),
-                 advice->settings.fused_loss ? "fused" : "whole",
-                 (int)advice->settings.micro_batches);
 }
 
 /* ---- what is advised runs ---- */
@@ -123,23 +122,19 @@ CK_LOOP(first_choice_runs, SHAPES) {
   CK_SET_UP(struct subject, s, subject_open(&s, layers, width, samples, sequence, vocabulary));
   const double share = ck_random_uniform(&random, 0.4, 1.2);
   const uint64_t cap = (uint64_t)(share * (double)peak_without_cap(&s, "plan:4"));
-  char what[160];
   ek_advice choices[2];
   size_t count = 0;
-  const char *devices = ck_text("cpu:4@%" PRIu64 "B", cap);
-  const char *spec = ck_spec(devices);
+  const char *spec = ck_spec(ck_text("cpu:4@%" PRIu64 "B", cap));
   ek_status status = ek_advise(choices, &count, 1, spec, &s.task);
   if (status == EK_ERR_OUT_OF_MEMORY) { /* then with what it lacks it does */
     ck_assert_uint_eq(count, 1);
     ck_assert(!choices[0].fits && choices[0].missing_bytes > 0);
-    devices = ck_text("cpu:4@%" PRIu64 "B", cap + choices[0].missing_bytes);
-    spec = ck_spec(devices);
+    spec = ck_spec(ck_text("cpu:4@%" PRIu64 "B", cap + choices[0].missing_bytes));
     status = ek_advise(choices, &count, 1, spec, &s.task);
   }
   ck_ok(status);
   ck_assert_uint_ge(count, 1);
-  describe(what, &s, devices, &choices[0]);
-  run_choice(&s, spec, &choices[0], what);
+  run_choice(&s, spec, &choices[0]);
 }
 
 /* Parts of two sizes, and more of each than are planned; every choice, not only the first. */
@@ -151,18 +146,15 @@ CK_LOOP(every_choice_runs, 3) {
   } cases[] = {{0.55, 22, false}, {0.45, 34, false}, {0.7, 16, true}};
   if (!ck_part(_i) || _i % EVERY != 0) return;
   ek_advice choices[MOST];
-  char what[160];
   CK_SET_UP(struct subject, s, subject_open(&s, 3, 8, cases[_i].samples, 6, 23));
   s.group.debug_memory = cases[_i].debug;
   const uint64_t cap = (uint64_t)(cases[_i].share * (double)peak_without_cap(&s, "plan:2"));
-  const char *devices = ck_text("cpu:2@%" PRIu64 "B", cap);
-  const char *spec = ck_spec(devices);
+  const char *spec = ck_spec(ck_text("cpu:2@%" PRIu64 "B", cap));
   CK_GOT(size_t, count, ek_advise(choices, &count, MOST, spec, &s.task));
   ck_assert(count > 1 && count <= MOST);
   bool more = false;
   for (size_t i = 0; i < count; i++) {
-    describe(what, &s, devices, &choices[i]);
-    run_choice(&s, spec, &choices[i], what);
+    run_choice(&s, spec, &choices[i]);
     more = more || choices[i].settings.micro_batches > 4;
     if (i > 0) ck_assert(choices[i].seconds > 0.998 * choices[i - 1].seconds);
   }
@@ -215,7 +207,6 @@ CK_TEST(precisions_are_chosen) {
   enum { MOST_CHOICES = 64 };
   ek_advice choices[MOST_CHOICES];
   size_t count = 0, of[EK_PRECISION_F16 + 1] = {0};
-  char what[160];
   ek_group *group = ck_open_exactly("cpu:2", 1);
   const unsigned types = ek_device_types(ek_group_device(group, 0));
   ck_ok(ek_group_close(group));
@@ -228,8 +219,7 @@ CK_TEST(precisions_are_chosen) {
   ck_ok(ek_advise(choices, &count, MOST_CHOICES, devices, &s.task));
   for (size_t i = 0; i < count && i < MOST_CHOICES; i++) {
     of[choices[i].settings.precision]++;
-    describe(what, &s, devices, &choices[i]);
-    if (i < 4) run_choice(&s, devices, &choices[i], what);
+    if (i < 4) run_choice(&s, devices, &choices[i]);
   }
   ck_assert_uint_gt(of[EK_PRECISION_F32], 0);
   ck_assert_uint_gt(of[EK_PRECISION_BF16], 0);
@@ -409,7 +399,6 @@ CK_TEST(cuts_are_those_of_a_search_row_by_row) {
   for (int round = 0; round < 8; round++) {
     struct subject s;
     ek_advice all[MOST];
-    char what[160];
     size_t count = 0;
     const int64_t devices = ck_random_integer(&random, 2, 5);
     subject_open(&s, 1, 1024, 4, 1024, 11); /* a sample is work, a micro-batch little more */
@@ -421,7 +410,7 @@ CK_TEST(cuts_are_those_of_a_search_row_by_row) {
     const ek_status status = ek_advise(all, &count, MOST, spec, &s.task);
     ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
     for (size_t i = 0; status == EK_OK && i < count; i++, chosen++) {
-      describe(what, &s, spec, &all[i]);
+      const char *what = describe(&s, spec, &all[i]);
       evener += is_cut_as_row_by_row(&s, spec, devices, &all[i].settings, what);
     }
   }
