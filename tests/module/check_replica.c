@@ -22,12 +22,6 @@ static struct bench bench_open(const char *spec, ek_module *module) {
   return bench;
 }
 
-static double *read_all(const ek_tensor *tensor) {
-  double *values = ck_array((size_t)ek_tensor_count(tensor), sizeof *values);
-  ck_get(values, tensor);
-  return values;
-}
-
 CK_LOOP(layout, 2) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = _i == 0 ? EK_F32 : EK_F64);
@@ -42,7 +36,7 @@ CK_LOOP(layout, 2) {
   ck_assert(ek_tensor_same_shape(flat, gradients));
   ck_assert_int_eq(ek_tensor_count(ek_replica_buffers(replica)), 0);
 
-  double *values = read_all(flat), *slopes = read_all(gradients);
+  double *values = ck_got(flat), *slopes = ck_got(gradients);
   const size_t size = ek_type_size(options.type);
   int64_t end = 0;
   const size_t count = ek_replica_parameter_count(replica);
@@ -88,7 +82,7 @@ static double *start_values(const struct bench *bench, ek_module *module, uint64
                             ek_type type) {
   CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .seed = seed, .type = type);
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, bench->device, module, &options));
-  double *values = read_all(ek_replica_parameters(replica));
+  double *values = ck_got(ek_replica_parameters(replica));
   ek_replica_free(replica);
   return values;
 }
@@ -199,7 +193,7 @@ CK_LOOP(options_and_values, 2) {
     CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, names[n]));
     ck_assert_int_eq(info.frozen, n < 2);
     ck_assert(!info.no_decay);
-    double *values = read_all(&info.value);
+    double *values = ck_got(&info.value);
     for (int i = 0; i < MANY; i++) {
       const double expected = options.type == EK_F32 ? (double)(float)many[i] : many[i];
       if (values[i] != (n < 2 || n == 4 ? expected : 0)) ck_abort_msg("%s[%d]", names[n], i);
@@ -275,7 +269,7 @@ static void parameter_is_as_wished(const ek_parameter_info *info, const struct l
   ck_assert_msg(info->no_decay == (wishes->no_decay || bias || norm), "%s", info->name);
   if (layer->unknown) return;
   const bool is_second = layer->second != NULL && strcmp(info->name, layer->second) == 0;
-  double *values = read_all(&info->value);
+  double *values = ck_got(&info->value);
   for (int64_t i = 0; i < ek_tensor_count(&info->value); i++) {
     const double want = is_second ? second[i] : bias ? 0 : first[i];
     ck_assert_msg(values[i] == want, "%s[%d] is %g", info->name, (int)i, values[i]);

@@ -18,10 +18,8 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
     CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(training->group, k)));
     shot.held[k] = usage.current_bytes;
     if (k > 0 && has_master(training)) continue;
-    const ek_tensor *flat =
-        ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
-    shot.parameters[k] = ck_array((size_t)ek_tensor_count(flat), sizeof(double));
-    ck_get(shot.parameters[k], flat);
+    shot.parameters[k] =
+        ck_got(ek_replica_parameters(ek_data_parallel_model_replica(training->model, k)));
   }
   return shot;
 }

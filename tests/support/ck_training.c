@@ -409,12 +409,6 @@ void ck_runs_agree(const struct ck_training *got, const struct ck_training *want
   ck_drop(b);
 }
 
-static double *values_of(const ek_tensor *tensor) {
-  double *values = ck_array((size_t)ek_tensor_count(tensor), sizeof *values);
-  ck_get(values, tensor);
-  return values;
-}
-
 /* What all of a training's devices have whole: what modules see, and masters where they are not
  * cut. */
 static void same_on_devices(const struct ck_training *training,
@@ -422,7 +416,7 @@ static void same_on_devices(const struct ck_training *training,
   double *values[2] = {NULL, NULL};
   for (size_t k = 0; k < ek_group_size(training->group); k++) {
     const ek_tensor *flat = flat_of(ek_data_parallel_model_replica(training->model, k));
-    values[k == 0 ? 0 : 1] = values_of(flat);
+    values[k == 0 ? 0 : 1] = ck_got(flat);
     if (k == 0) continue;
     ck_same_bits("parameters of a replica", values[1], values[0], ek_tensor_count(flat));
     ck_drop(values[1]);
@@ -431,12 +425,12 @@ static void same_on_devices(const struct ck_training *training,
 }
 
 double *ck_training_copies(const struct ck_training *training, size_t device) {
-  return values_of(ek_replica_copies(ek_data_parallel_model_replica(training->model, device)));
+  return ck_got(ek_replica_copies(ek_data_parallel_model_replica(training->model, device)));
 }
 
 static void same_rounded(const double *copies, const ek_tensor *masters, ek_type type) {
   ck_assert_int_eq(masters->type, EK_F32);
-  double *want = values_of(masters);
+  double *want = ck_got(masters);
   for (int64_t i = 0; i < ck_count(want); i++) want[i] = ck_round_to(type, want[i]);
   ck_arrays_same("copies", copies, want);
   ck_drop(want);

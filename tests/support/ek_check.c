@@ -333,6 +333,12 @@ CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {
   free(data);
 }
 
+double *ck_got(const ek_tensor *tensor) {
+  double *values = ck_array((size_t)ek_tensor_count(tensor), sizeof *values);
+  ck_get(values, tensor);
+  return values;
+}
+
 void ck_put_integer(void *data, ek_type type, int64_t i, int64_t x) {
   switch (type) {
   case EK_U8: ((uint8_t *)data)[i] = (uint8_t)x; break;

@@ -341,8 +341,9 @@ ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int r
                     const int64_t *shape);
 /* Overwrites a tensor of a floating type or i32; NULL poisons it. */
 void ck_set(ek_tensor *tensor, const double *values);
-/* Copies such a tensor into `values`. */
+/* Copies such a tensor into `values`, or into an array that is kept. */
 void ck_get(double *values, const ek_tensor *tensor);
+double *ck_got(const ek_tensor *tensor);
 /* data[i] = x, in host memory, of a type of whole numbers. */
 void ck_put_integer(void *data, ek_type type, int64_t i, int64_t x);
 

@@ -62,8 +62,7 @@ CK_PART_LOOP(a_scale_counts_from_the_mean, 8) {
     if (two) ck_ok(ck_training_backward(&t, &some, NULL, true, NULL));
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     const ek_tensor *flat = ek_replica_gradients(ek_data_parallel_model_replica(t.model, 1));
-    values[i] = ck_array((size_t)ek_tensor_count(flat), sizeof *values[i]);
-    ck_get(values[i], flat);
+    values[i] = ck_got(flat);
   }
   for (int64_t i = 0; i < ck_count(values[0]); i++) values[0][i] *= 0x1p16 / units[_i % 4];
   ck_arrays_same("gradients in memory", values[1], values[0]);

@@ -161,8 +161,7 @@ static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, b
   ck_ok(ek_data_parallel_model_forward(output, t->model, zeros->input, 1, &options));
   for (size_t k = 0; k < DEVICES; k++) {
     const ek_tensor *part = &output[0].parts[k];
-    double *values = ck_array((size_t)ek_tensor_count(part) + 1, sizeof *values);
-    ck_get(values, part);
+    const double *values = ck_got(part);
     for (int64_t e = 0; e < ek_tensor_count(part); e++) ck_assert_double_eq(values[e], wanted);
   }
   ek_shards_free(&output[0]);

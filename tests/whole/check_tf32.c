@@ -47,9 +47,7 @@ static double *values_of(const ek_trainer *trainer) {
   const ek_data_parallel_model *model = ek_trainer_model(trainer);
   const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, 0));
   ck_assert_int_eq(flat->type, EK_F32);
-  double *values = ck_array((size_t)ek_tensor_count(flat), sizeof *values);
-  ck_get(values, flat);
-  return values;
+  return ck_got(flat);
 }
 
 /* Two models train on one group, a step each in turn; with one of them the group is its own. */
