@@ -342,23 +342,6 @@ void save_or_load(struct ck_outcome *outcome, const struct ck_process *process) 
 
 enum { PARTS = 2 };
 
-static ek_status open_trainer(ek_trainer **trainer, ek_group *group) {
-  CK_FREED(module) *module = NULL, *joined = NULL;
-  CK_FREED(criterion) *criterion = NULL;
-  CK_FREED(optimizer) *rule = NULL;
-  CK_WITH(ek_data_parallel_model_options, model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
-          .precision = EK_PRECISION_F16);
-  CK_WITH(ek_data_parallel_optimizer_options, optimizer_options,
-          EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, .loss_scale = &restless);
-  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = group,
-          .model = &model_options, .optimizer = &optimizer_options, .micro_batches = PARTS);
-  EK_TRY(ck_workload("gpt")->module(&module));
-  EK_TRY(ck_workload("gpt")->criterion(&criterion, EK_REDUCTION_MEAN));
-  EK_TRY(ek_with_criterion_create(&joined, module, criterion));
-  EK_TRY(ck_clipped_adamw(&rule));
-  return ek_trainer_open(trainer, NULL, joined, NULL, rule, &options);
-}
-
 /* A process's samples of a batch of PARTS samples for each rank: micro-batch m of all processes
  * together is that of one process. */
 static struct ck_batch own_samples(const struct ck_batch *whole, const struct ck_process *process) {
@@ -415,7 +398,10 @@ static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
 void use_trainer(struct ck_outcome *outcome, const struct ck_process *process) {
   CK_PROCESS_GROUP(group, outcome, process, 0);
   ek_trainer *trainer = NULL;
-  if (ck_went(outcome, open_trainer(&trainer, group))) {
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), "", EK_MODE_REPLICATED),
+          .options.precision = EK_PRECISION_F16, .options.bucket_bytes = 0, .own_loss = true,
+          .loss_scale = &restless, .group = group, .micro_batches = PARTS);
+  if (ck_went(outcome, ck_trainer_try(&trainer, &setup))) {
     ck_went(outcome, trainer_steps(outcome, trainer, process));
   }
   ck_went(outcome, ek_trainer_close(trainer));
