@@ -85,6 +85,10 @@ CK_TEST(a_failed_restart_keeps_the_recording) {
   ck_assert_uint_eq(count, 1);
 }
 
+static ek_status take(ek_tensor *tensor, ek_device *device) {
+  return ek_tensor_create(tensor, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(64));
+}
+
 /* Blocks are described by records that come 256 at a time; the failing ones must do no harm. */
 CK_TEST(many_tensors) {
   enum { TENSORS = 1200 };
@@ -93,15 +97,13 @@ CK_TEST(many_tensors) {
   int failed = 0;
   for (int i = 0; i < TENSORS; i++) {
     ek_host_memory_fail_at(1);
-    ek_status status =
-        ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 1, (const int64_t[]){64});
+    const ek_status status = take(&tensors[i], device);
     ek_host_memory_fail_at(0);
     if (status == EK_OK) continue;
     ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
     ck_assert(!ek_tensor_exists(&tensors[i]));
     failed++;
-    ck_ok(
-        ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 1, (const int64_t[]){64}));
+    ck_ok(take(&tensors[i], device));
   }
   ck_assert_int_ge(failed, 3);
   ck_assert_int_le(failed, 6);
@@ -111,10 +113,7 @@ CK_TEST(many_tensors) {
   for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);
   /* Freed records serve again. */
   ek_host_memory_fail_at(1);
-  for (int i = 0; i < TENSORS; i++) {
-    ck_ok(
-        ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 1, (const int64_t[]){64}));
-  }
+  for (int i = 0; i < TENSORS; i++) ck_ok(take(&tensors[i], device));
   ek_host_memory_fail_at(0);
   for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);
 }

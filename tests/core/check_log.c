@@ -43,7 +43,6 @@ CK_TEST(held_memory_is_reported) {
   ck_assert_msg(ck_contains(listener.last, "cpu:1"), "%s", listener.last);
   ck_assert_msg(ck_contains(listener.last, "3.00 MiB"), "%s", listener.last);
   ck_assert_ptr_null(strchr(listener.last, '\n'));
-  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
 }
 
 CK_TEST(a_clean_close_says_nothing) {
@@ -51,7 +50,6 @@ CK_TEST(a_clean_close_says_nothing) {
   ek_log_set(EK_LOG_WARNING, listen, &listener);
   close_with(0);
   ck_assert_int_eq(listener.lines, 0);
-  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
 }
 
 CK_TEST(lines_below_the_level_are_left_out) {
@@ -62,7 +60,6 @@ CK_TEST(lines_below_the_level_are_left_out) {
   ek_log_set(EK_LOG_WARNING, listen, &listener);
   close_with(4096);
   ck_assert_int_eq(listener.lines, 1);
-  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
 }
 
 CK_TEST(a_new_callback_replaces_the_old_one) {
@@ -113,19 +110,19 @@ static void *leak_rounds(void *argument) {
   return NULL;
 }
 
-static void run_threads(atomic_bool *failed) {
-  pthread_t threads[THREADS];
+static void start_threads(pthread_t threads[THREADS], atomic_bool *failed) {
   for (int i = 0; i < THREADS; i++) {
     ck_assert_int_eq(pthread_create(&threads[i], NULL, leak_rounds, failed), 0);
   }
-  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
 }
 
 CK_TEST(calls_come_one_at_a_time) {
   static struct guarded guarded;
   static atomic_bool failed;
+  pthread_t threads[THREADS];
   ek_log_set(EK_LOG_DEBUG, watch, &guarded);
-  run_threads(&failed);
+  start_threads(threads, &failed);
+  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
   ek_log_set(EK_LOG_DEBUG, NULL, NULL);
   ck_assert(!atomic_load(&failed));
   ck_assert(!atomic_load(&guarded.overlapped));
@@ -136,9 +133,7 @@ CK_TEST(a_replaced_callback_is_not_called_again) {
   static struct guarded guarded[ROUNDS];
   static atomic_bool failed;
   pthread_t threads[THREADS];
-  for (int i = 0; i < THREADS; i++) {
-    ck_assert_int_eq(pthread_create(&threads[i], NULL, leak_rounds, &failed), 0);
-  }
+  start_threads(threads, &failed);
   for (int i = 0; i < ROUNDS; i++) {
     ek_log_set(EK_LOG_DEBUG, watch, &guarded[i]);
     if (i > 0) atomic_store(&guarded[i - 1].retired, true);
@@ -150,4 +145,6 @@ CK_TEST(a_replaced_callback_is_not_called_again) {
   for (int i = 0; i < ROUNDS; i++) ck_assert(!atomic_load(&guarded[i].called_after));
 }
 
-CK_SUITE("log")
+static void stop_listening(void) { ek_log_set(EK_LOG_DEBUG, NULL, NULL); }
+
+CK_SUITE_WITH("log", NULL, stop_listening)

@@ -179,8 +179,7 @@ CK_TEST(events_order_streams) {
     ck_ok(ek_op_copy(other, &y, &x));
     ck_ok(ek_event_record(event, other));
     ck_ok(ek_stream_wait(compute, event));
-    CK_HELD(double *, values, ck_array((size_t)count, sizeof *values));
-    ck_get(values, &y);
+    CK_HELD(double *, values, ck_got(&y));
     ck_assert_double_eq(values[0], round);
     ck_assert_double_eq(values[count - 1], round);
   }

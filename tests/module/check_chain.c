@@ -308,15 +308,13 @@ static ek_status create_like_it(ek_module **module) {
 /* A layer norm of a program's own has the bits of the stock one; a wrong formula is an error. */
 CK_TEST(a_norm_is_known_by_its_formula) {
   const char *const names[] = {"0.weight", "0.bias", "1.weight", "1.bias"};
-  double values[WIDTH * WIDTH];
   weight = 1;
   epsilon = 1e-5;
   struct ck_bed *stock = CK_BED(create_like_it, EK_F32, 0, 2, {5, WIDTH}, -1, 1, 0);
   struct ck_bed *own = CK_BED(create_declared, EK_F32, 0, 2, {5, WIDTH}, -1, 1, 0);
   for (int i = 0; i < 4; i++) {
     CK_GOT(ek_parameter_info, info, ek_replica_find(&info, stock->replica, names[i]));
-    ck_get(values, &info.value);
-    ck_bed_set(own, names[i], values);
+    ck_bed_set(own, names[i], ck_got(&info.value));
   }
   struct ck_results *want = ck_bed_backward(stock, true), *got = ck_bed_backward(own, true);
   ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);

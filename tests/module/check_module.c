@@ -254,11 +254,9 @@ DECLARES(all_kinds) {
 CK_TEST(right_declaration) {
   DECLARER(module, .declare = all_kinds, .child = linear());
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), &module.base, NULL));
-  double value = 0;
   CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, "scalar"));
   ck_assert_int_eq(info.value.rank, 0);
-  ck_get(&value, &info.value);
-  ck_assert(value == 2.5);
+  ck_holds(&info.value, 2.5);
   ck_ok(ek_replica_find(&info, replica, "running"));
   ck_assert(info.buffer);
   ck_assert(!ek_tensor_exists(&info.gradient));
@@ -370,13 +368,10 @@ CK_TEST(wrapped) {
   ck_ok(ek_replica_open(&alone, ek_group_device(group, 0), child, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 2);
   for (size_t i = 0; i < 2; i++) {
-    double a[6], b[6];
     CK_GOT(ek_parameter_info, mine, ek_replica_parameter(&mine, replica, i));
     CK_GOT(ek_parameter_info, its, ek_replica_parameter(&its, alone, i));
     ck_assert_str_eq(mine.name, its.name);
-    ck_get(a, &mine.value);
-    ck_get(b, &its.value);
-    ck_same_bits(its.name, a, b, ek_tensor_count(&its.value));
+    ck_arrays_same(its.name, ck_got(&mine.value), ck_got(&its.value));
   }
   ek_replica_free(replica);
   ek_replica_free(alone);

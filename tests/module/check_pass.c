@@ -195,9 +195,7 @@ static ek_status beta_rule(ek_pass *pass, const ek_tensor *dy) {
   ck_set(&g, (const double[]){5, 6});
   EK_TRY(ek_pass_gradient(&g, &beta, pass, 0));
   ck_assert(beta == 1);
-  double values[2];
-  ck_get(values, &g);
-  ck_assert(values[0] == 5 && values[1] == 6);
+  ck_holds(&g, 5, 6);
   EK_TRY(ek_pass_gradient_complete(pass, 0));
   ck_fails(ek_pass_gradient(&g, &beta, pass, 0), EK_ERR_STATE, "a");
   ck_fails(ek_pass_gradient_complete(pass, 0), EK_ERR_STATE, "a");
@@ -210,10 +208,8 @@ static void poison_gradients(struct ck_probe *s) {
 }
 
 static void expect_gradient(struct ck_probe *s, const char *name, double first, double second) {
-  double values[2];
   CK_GOT(ek_parameter_info, info, ek_replica_find(&info, s->replica, name));
-  ck_get(values, &info.gradient);
-  ck_within(name, values, (const double[]){first, second}, NULL, 2);
+  ck_holds(&info.gradient, first, second);
 }
 
 /* No module touches b: its gradient is zero afterwards. */
@@ -228,15 +224,12 @@ CK_TEST(beta_protocol) {
 /* Without a beta the memory is zeroed, once. */
 static ek_status no_beta(ek_pass *pass, const ek_tensor *dy) {
   ek_tensor g = {0};
-  double values[2];
   (void)dy;
   EK_TRY(ek_pass_gradient(&g, NULL, pass, 1));
-  ck_get(values, &g);
-  ck_assert(values[0] == 0 && values[1] == 0);
+  ck_holds(&g, 0, 0);
   ck_set(&g, (const double[]){1, 2});
   EK_TRY(ek_pass_gradient(&g, NULL, pass, 1));
-  ck_get(values, &g);
-  ck_assert(values[0] == 1 && values[1] == 2);
+  ck_holds(&g, 1, 2);
   return EK_OK;
 }
 
@@ -250,12 +243,11 @@ CK_TEST(zeroed) {
 
 static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
   ek_tensor g = {0};
-  double beta = -1, values[2];
+  double beta = -1;
   (void)dy;
   EK_TRY(ek_pass_gradient(&g, &beta, pass, 0));
   ck_assert(beta == 1);
-  ck_get(values, &g);
-  return values[0] == 8 ? EK_OK : ek_error_set(EK_ERR_INTERNAL, "probe: lost the gradient");
+  return ck_got(&g)[0] == 8 ? EK_OK : ek_error_set(EK_ERR_INTERNAL, "probe: lost the gradient");
 }
 
 /* With `accumulate` there is something to add to, and an untouched gradient stays. */
@@ -302,10 +294,8 @@ CK_TEST(numbers) { run(ck_probe_open(NULL, wrong_numbers)); }
 
 static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
   ek_tensor t = {0};
-  double values[2];
   EK_TRY(ek_pass_parameter(&t, pass, 2));
-  ck_get(values, &t);
-  ck_assert(values[0] == 7 && values[1] == 7);
+  ck_holds(&t, 7, 7);
   ck_assert_ptr_eq(ek_pass_device(pass), x->device);
   ck_assert_ptr_eq(ek_pass_stream(pass), ek_device_stream(x->device, EK_STREAM_COMPUTE));
   ck_assert_int_eq(ek_pass_type(pass), EK_F32);
@@ -445,11 +435,10 @@ CK_TEST(no_gradients_in_the_replica) {
   ek_pass *pass = NULL;
   CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .gradients = false);
   CK_WITH(ek_pass_options, forward_only, EK_PASS_OPTIONS_INIT, .gradient = false);
-  CK_SCOPED(ek_module *, module, ek_linear_create(&module, 2, 2, true));
-  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, &options));
+  CK_OPENED(ek_module *, module, ek_linear_create(&module, 2, 2, true));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, &options));
   ck_fails(ek_pass_open(&pass, replica, NULL), EK_ERR_STATE, "gradients");
-  ck_ok(ek_pass_open(&pass, replica, &forward_only));
-  ek_pass_free(pass);
+  ck_kept(ek_pass_open(&pass, replica, &forward_only), pass);
 }
 
 CK_SUITE("pass")

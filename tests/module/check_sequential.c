@@ -228,19 +228,14 @@ static struct ck_results *run_with(const struct ck_bed *stock, ek_status (*creat
   CK_WITH(struct ck_module_case, is, *stock->is, .create = create);
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
-    double values[NARROW * WIDE];
     CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, stock->replica, i));
-    ck_get(values, &info.value);
-    ck_bed_set(bed, info.name, values);
+    ck_bed_set(bed, info.name, ck_got(&info.value));
   }
   struct ck_results *results = ck_bed_backward(bed, true);
   for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
-    double want[NARROW * WIDE], got[NARROW * WIDE];
     CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, stock->replica, i));
     CK_GOT(ek_parameter_info, mine, ek_replica_find(&mine, bed->replica, info.name));
-    ck_get(want, &info.gradient);
-    ck_get(got, &mine.gradient);
-    ck_same_bits(info.name, got, want, ek_tensor_count(&info.gradient));
+    ck_arrays_same(info.name, ck_got(&mine.gradient), ck_got(&info.gradient));
   }
   ck_bed_close(bed);
   return results;

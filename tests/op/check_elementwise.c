@@ -236,20 +236,10 @@ static long double relu(long double x) { return x < 0 ? 0 : x; }
 static long double relu_slope(long double x) { return isnan(x) ? x : x > 0; }
 static double nothing(double x) { return (void)x, 0; }
 
-static const long double root_two_over_pi = 0.797884560802865355879892119868763737L;
-
-static long double gelu(long double x) {
-  return x / 2 * (1 + tanhl(root_two_over_pi * (x + 0.044715L * x * x * x)));
-}
-static long double gelu_slope(long double x) {
-  const long double t = tanhl(root_two_over_pi * (x + 0.044715L * x * x * x));
-  const long double dz = root_two_over_pi * (1 + 3 * 0.044715L * x * x);
-  return (1 + t) / 2 + x / 2 * (1 - t * t) * dz;
-}
 static double gelu_bound(double x) { return 8 * fabs(x); }
 static double gelu_slope_bound(double x) {
   const double near = fmin(fabs(x), 10); /* beyond, t is 1 and the second term is 0 */
-  return 8 + 8 * near * (double)root_two_over_pi * (1 + 3 * 0.044715 * near * near);
+  return 8 + 8 * near * (double)ck_gelu_inner_slope(near);
 }
 
 static long double silu(long double x) { return x / (1 + expl(-x)); }
@@ -270,11 +260,9 @@ static const struct activation {
   long double (*f)(long double x), (*slope)(long double x);
   double (*bound)(double x), (*slope_bound)(double x);
 } activations[] = {
-#define ACTIVATION(NAME, name, bound, slope_bound)                                                 \
-  { #name, EK_ACTIVATION_##NAME, name, name##_slope, bound, slope_bound }
-    ACTIVATION(RELU, relu, nothing, nothing),
-    ACTIVATION(GELU, gelu, gelu_bound, gelu_slope_bound),
-    ACTIVATION(SILU, silu, silu_bound, silu_slope_bound),
+    {"relu", EK_ACTIVATION_RELU, relu, relu_slope, nothing, nothing},
+    {"gelu", EK_ACTIVATION_GELU, ck_gelu, ck_gelu_slope, gelu_bound, gelu_slope_bound},
+    {"silu", EK_ACTIVATION_SILU, silu, silu_slope, silu_bound, silu_slope_bound},
 };
 enum { ACTIVATIONS = sizeof activations / sizeof activations[0] };
 

@@ -132,17 +132,6 @@ static const int64_t joined[][3] = {{0, 3, 4},   {3, 0, 4},     {3, 4, 0},     {
 enum { JOINED = sizeof joined / sizeof joined[0] };
 #define LARGEST_SLOPE 1.2
 
-static const long double root_two_over_pi = 0.79788456080286535587989211986876373695L;
-
-static long double gelu(long double x) {
-  return x / 2 * (1 + tanhl(root_two_over_pi * (x + 0.044715L * x * x * x)));
-}
-
-static long double gelu_slope(long double x) {
-  const long double t = tanhl(root_two_over_pi * (x + 0.044715L * x * x * x));
-  return (1 + t) / 2 + x / 2 * (1 - t * t) * root_two_over_pi * (1 + 3 * 0.044715L * x * x);
-}
-
 /* y[c] = beta y[c] + sum over r of x[r][c]; x has bounds of its own, or NULL. */
 CK_UNWATCHED static void sum_reference(struct ck_rig *rig, double *want, double *bound, double beta,
                                        const double *old, const double *x, const double *x_bound,
@@ -171,7 +160,7 @@ CK_RIG_GRID(linear_gelu, s, JOINED, with_bias, 2) {
   ck_product_reference(rig, want_pre, pre_bound, &p);
   for (int64_t i = 0; i < n; i++) {
     const double error = pre_bound[i] + ck_rounding(rig, fabs(want_pre[i]) + pre_bound[i]);
-    want[i] = (double)gelu(want_pre[i]);
+    want[i] = (double)ck_gelu(want_pre[i]);
     bound[i] = LARGEST_SLOPE * error + 8 * rig->unit * (fabs(want_pre[i]) + error);
   }
   ek_tensor *x = ck_tensor(rig, p.a, CK_SHAPE(rows, 1, in));
@@ -200,11 +189,11 @@ CK_RIG_GRID(gelu_linear_backward, s, JOINED, b, 3) {
   double *stored = ck_zeros(rig, n); /* the bound of dpre as the sums see it */
   ck_product_reference(rig, want, bound, &p);
   for (int64_t i = 0; i < n; i++) {
-    const double dz = (double)root_two_over_pi * (1 + 3 * 0.044715 * pre[i] * pre[i]);
+    const double dz = (double)ck_gelu_inner_slope(pre[i]);
     bound[i] += ck_rounding(rig, fabs(want[i]) + bound[i]);
     bound[i] = LARGEST_SLOPE * bound[i] +
                rig->unit * (fabs(want[i]) + bound[i]) * (8 + 8 * fabs(pre[i]) * dz);
-    want[i] = (double)(want[i] * gelu_slope(pre[i]));
+    want[i] = (double)(want[i] * ck_gelu_slope(pre[i]));
     stored[i] = bound[i] + ck_rounding(rig, fabs(want[i]) + bound[i]);
   }
   sum_reference(rig, want_sum, sum_bound, beta, old, want, stored, rows, in);

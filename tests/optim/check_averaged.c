@@ -62,16 +62,13 @@ CK_TEST(what_is_averaged_is_checked) {
 /* ---- over devices ---- */
 
 static ek_status make_rule(ek_optimizer **rule) {
-  ek_optimizer *adamw = make_adamw();
-  const ek_status status = ek_averaged_create(rule, adamw, DECAY);
-  ek_optimizer_free(adamw);
-  return status;
+  *rule = averaged(make_adamw(), DECAY);
+  return EK_OK;
 }
 
 static void open_training(struct ck_training *t, int placement) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
+  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:3", placement);
   setup.optimizer = make_rule;
-  ck_setup_place(&setup, placement);
   ck_training_open(t, &setup);
 }
 

@@ -86,6 +86,11 @@ static ek_optimizer *make(const ek_muon_options *options) {
   return rule;
 }
 
+static ek_status make_muon(ek_optimizer **rule) {
+  CK_GOT(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
+  return muon_and(rule, adamw, NULL);
+}
+
 static struct matrix open_matrix(struct ck_rig *rig, const ek_muon_options *options,
                                  const double *p, int64_t rows, int64_t columns) {
   struct matrix it = {.rig = rig, .rule = make(options)};
@@ -221,20 +226,18 @@ CK_TEST(options_are_checked) {
   ck_kept(ek_muon_create(&muon, adamw, NULL), muon);
   ck_assert_uint_eq(ek_optimizer_states(muon), 3);
   ck_invalid(ek_muon_create(&twice, muon, NULL), "takes parameters whole");
-  ck_ok(ek_muon_create(&third, second, NULL)); /* four states */
+  ck_kept(ek_muon_create(&third, second, NULL), third); /* four states */
   ck_invalid(ek_averaged_create(&twice, third, 0.5), "4 states");
   ck_assert_ptr_null(made);
   ck_assert_ptr_null(twice);
-  ek_optimizer_free(third);
 }
 
 /* ---- a model ---- */
 
 static struct ck_training open_gpt(int placement, const char *spec, ek_type type,
                                    ek_status (*rule)(ek_optimizer **)) {
-  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), spec, EK_MODE_GATHER),
+  CK_WITH(struct ck_setup, setup, ck_setup_at(ck_workload("gpt"), spec, placement),
           .optimizer = rule, .options.type = type);
-  ck_setup_place(&setup, placement);
   return ck_training_opened(&setup);
 }
 
@@ -282,12 +285,6 @@ static void follow_step(struct ck_training *t, const ek_muon_options *o, int ste
   }
 }
 
-static ek_status make_muon(ek_optimizer **rule) {
-  ek_optimizer *adamw = NULL;
-  EK_TRY(ek_adamw_create(&adamw, NULL));
-  return muon_and(rule, adamw, NULL);
-}
-
 /* In f64, so that bound_of() is below 1e-9. */
 CK_LOOP(every_mode_follows_the_formula, CK_PLACEMENTS) {
   const ek_muon_options o = EK_MUON_OPTIONS_INIT;
@@ -312,8 +309,7 @@ CK_LOOP(states_by_name, CK_PLACEMENTS) {
            "only for parameters that it takes whole");
   const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
   size_t matrices = 0, parameters = ek_replica_parameter_count(replica);
-  for (size_t i = 0; i < parameters; i++) {
-    CK_GOT(ek_parameter_info, parameter, ek_replica_parameter(&parameter, replica, i));
+  CK_EACH_PARAMETER(parameter, replica) {
     matrices += parameter.value.rank == 2 && !parameter.elementwise;
   }
   ck_assert_uint_eq(ek_state_count(t.model),
@@ -327,9 +323,7 @@ CK_RIG_LOOP(rates_are_in_proportion, CK_VARIANTS) {
   CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5, .momentum = 0.5);
   CK_WITH(ek_muon_options, o, EK_MUON_OPTIONS_INIT, .learning_rate = 2);
   ck_ok(ek_sgd_create(&other, &sgd));
-  ck_ok(ek_muon_create(&rule, other, &o));
-  ek_optimizer_free(other);
-  ck_keep(rule);
+  ck_kept(muon_and(&rule, other, &o), rule);
   ek_tensor *p = ck_tensor(rig, start, CK_SHAPE(3));
   ek_tensor states[2] = {{0}, *ck_poisoned(rig, CK_SHAPE(3))};
   const ek_update update = {.parameters = p, .gradients = ck_tensor(rig, g, CK_SHAPE(3)),
@@ -340,10 +334,10 @@ CK_RIG_LOOP(rates_are_in_proportion, CK_VARIANTS) {
 }
 
 /* Both rules have a state of this name: each parameter has its own. */
+CK_SGD(make_sgd, .momentum = 0.9)
+
 static ek_status make_muon_and_sgd(ek_optimizer **rule) {
-  ek_optimizer *other = NULL;
-  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .momentum = 0.9);
-  EK_TRY(ek_sgd_create(&other, &sgd));
+  CK_GOT(ek_optimizer *, other, make_sgd(&other));
   return muon_and(rule, other, NULL);
 }
 
@@ -360,11 +354,8 @@ CK_TEST(two_states_of_one_name) {
 /* ---- averages ---- */
 
 static ek_status make_averaged(ek_optimizer **rule) {
-  ek_optimizer *muon = NULL;
-  EK_TRY(make_muon(&muon));
-  const ek_status status = ek_averaged_create(rule, muon, 0.75);
-  ek_optimizer_free(muon);
-  return status;
+  CK_SCOPED(ek_optimizer *, muon, make_muon(&muon));
+  return ek_averaged_create(rule, muon, 0.75);
 }
 
 /* Of matrices and of the rest; the parameters are those of Muon alone. */
@@ -397,11 +388,10 @@ CK_LOOP(averages_around_muon, CK_PLACEMENTS) {
 
 /* plan is cpu, with two micro-batches, in f32, with bf16, and with gradients of bf16. */
 CK_LOOP(plan_knows_the_workspace, 3 * CK_PLACEMENTS) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
+  struct ck_setup setup = ck_setup_at(ck_workload("gpt"), "cpu:3", _i / 3);
   const struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0.1, 3);
   ek_memory_usage planned[3], real[3];
   setup.optimizer = ck_clipped_muon;
-  ck_setup_place(&setup, _i / 3);
   if (_i % 3 > 0) setup.options.precision = EK_PRECISION_BF16;
   if (_i % 3 == 2) setup.options.gradient_type = EK_BF16;
   ck_measure(planned, &setup, "plan:3", &batch, 2);

@@ -11,18 +11,14 @@ struct sign_rule {
 
 CK_UPDATE(sign_update) {
   const int64_t count = ek_tensor_count(update->parameters);
-  double *p = calloc((size_t)count, sizeof *p), *g = calloc((size_t)count, sizeof *g);
-  double *s = calloc((size_t)count, sizeof *s);
-  ck_get(p, update->parameters);
-  ck_get(g, update->gradients);
-  if (update->step > 1) ck_get(s, &update->states[0]);
+  double *p = ck_got(update->parameters), *g = ck_got(update->gradients);
+  double *s = update->step > 1 ? ck_got(&update->states[0]) : ck_array((size_t)count, sizeof *s);
   for (int64_t i = 0; i < count; i++) {
     p[i] -= update->learning_rate * (g[i] > 0 ? 1 : -1);
     s[i] += g[i] > 0 ? 1 : 0;
   }
   ck_set(update->parameters, p);
   ck_set(&update->states[0], s);
-  free(p), free(g), free(s);
   return EK_OK;
 }
 

@@ -102,10 +102,6 @@ static void add_to_stream(struct reference *r, const double *branch) {
   for (int64_t i = 0; i < r->tokens * r->is->width; i++) r->x[i] += branch[i];
 }
 
-static double gelu(double x) {
-  return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-}
-
 static void block(struct reference *r, const char *prefix) {
   const bool llama = is_llama(r);
   const int64_t width = r->is->width, hidden = r->is->hidden;
@@ -118,7 +114,7 @@ static void block(struct reference *r, const char *prefix) {
   double *h = product(r, x, prefix, llama ? "feed_forward.gate" : "expand", width, hidden);
   const double *up = llama ? product(r, x, prefix, "feed_forward.up", width, hidden) : NULL;
   for (int64_t i = 0; i < r->tokens * hidden; i++) {
-    h[i] = llama ? h[i] / (1 + exp(-h[i])) * up[i] : gelu(h[i]);
+    h[i] = llama ? h[i] / (1 + exp(-h[i])) * up[i] : (double)ck_gelu(h[i]);
   }
   add_to_stream(r, product(r, h, prefix, llama ? "feed_forward.down" : "contract", hidden, width));
 }

@@ -8,12 +8,6 @@
 enum { COLUMNS = CK_ABSOLUTE_COLUMNS };
 
 /* It computes on the host, so that it runs on any backend. */
-static double *fetch(const ek_tensor *tensor) {
-  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
-  ck_get(values, tensor);
-  return values;
-}
 
 /* The gradient of every loss over the outputs if it is the time for it, else saved for backward.
  * What is saved in the first case, large as it is, is to be dropped. */
@@ -49,9 +43,9 @@ CK_FORWARD(absolute) {
                                    : ek_pass_totals(&outputs[0], pass));
   if (ek_module_outputs(self) == 2)
     EK_TRY(ek_pass_output(&outputs[1], pass, inputs[0].type, 1, &count));
-  double *y = fetch(&inputs[0]), *t = fetch(&inputs[1]), *w = fetch(&weights);
+  double *y = ck_got(&inputs[0]), *t = ck_got(&inputs[1]), *w = ck_got(&weights);
   double sum[2] = {0, 0};
-  double *losses = calloc((size_t)count, sizeof *losses);
+  double *losses = ck_array((size_t)count, sizeof *losses);
   for (int64_t i = 0; i < count; i++) {
     losses[i] = w[i % COLUMNS] * fabs(y[i] - t[i]);
     sum[0] += losses[i];
@@ -61,7 +55,7 @@ CK_FORWARD(absolute) {
   ck_set(&outputs[0], sum);
   if (ek_module_outputs(self) == 2) ck_set(&outputs[1], losses);
   const ek_status status = keep_signs(pass, &inputs[0], y);
-  free(y), free(t), free(w), free(losses);
+  ck_drop(y), ck_drop(t), ck_drop(w), ck_drop(losses);
   if (status != EK_OK) return status;
   return a->fault == CK_FAILS_FORWARD ? ek_error_set(EK_ERR_UNSUPPORTED, "absolute: no") : EK_OK;
 }
@@ -76,10 +70,10 @@ CK_BACKWARD(absolute) {
   ek_tensor signs = {0}, output = {0};
   EK_TRY(ek_pass_take(&signs, pass));
   EK_TRY(ek_pass_take(&output, pass));
-  double *g = fetch(&signs), scale = 1, *factors = NULL;
+  double *g = ck_got(&signs), scale = 1, *factors = NULL;
   const ek_tensor given = ek_criterion_scale(&grad_outputs[0], 0);
   if (ek_module_outputs(self) == 2) {
-    factors = fetch(&grad_outputs[1]);
+    factors = ck_got(&grad_outputs[1]);
   } else {
     ck_get(&scale, &given);
   }
@@ -90,7 +84,7 @@ CK_BACKWARD(absolute) {
   ek_status status = ek_pass_input_gradient(&grad_inputs[0], pass, &output);
   if (status == EK_OK) ck_set(&grad_inputs[0], g);
   ek_tensor_free(&output);
-  free(g), free(factors);
+  ck_drop(g), ck_drop(factors);
   if (status == EK_OK && a->fault == CK_TARGET_GRADIENT) {
     status = ek_pass_output(&grad_inputs[1], pass, grad_inputs[0].type, grad_inputs[0].rank,
                             grad_inputs[0].shape);

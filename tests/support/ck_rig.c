@@ -255,13 +255,9 @@ double *ck_read(struct ck_rig *rig, const ek_tensor *tensor) {
 }
 
 double ck_weighed(const ek_tensor *tensor, const double *weights) {
-  const int64_t count = ek_tensor_count(tensor);
-  double *values = malloc(((size_t)count + 1) * sizeof *values);
-  ck_assert_ptr_nonnull(values);
-  ck_get(values, tensor);
+  CK_HELD(double *, values, ck_got(tensor));
   long double sum = 0;
-  for (int64_t i = 0; i < count; i++) sum += (long double)values[i] * weights[i];
-  free(values);
+  for (int64_t i = 0; i < ck_count(values); i++) sum += (long double)values[i] * weights[i];
   return (double)sum;
 }
 

@@ -397,6 +397,23 @@ ek_parameter_info ck_parameter(const ek_replica *replica, size_t index) {
 
 /* ---- comparisons ---- */
 
+static const long double root_two_over_pi = 0.79788456080286535587989211986876373695L;
+
+static long double gelu_tanh(long double x) {
+  return tanhl(root_two_over_pi * (x + 0.044715L * x * x * x));
+}
+
+long double ck_gelu(long double x) { return x / 2 * (1 + gelu_tanh(x)); }
+
+long double ck_gelu_inner_slope(long double x) {
+  return root_two_over_pi * (1 + 3 * 0.044715L * x * x);
+}
+
+long double ck_gelu_slope(long double x) {
+  const long double t = gelu_tanh(x);
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * ck_gelu_inner_slope(x);
+}
+
 CK_UNWATCHED double ck_rel_l2(const double *got, const double *want, int64_t count) {
   long double difference = 0, size = 0;
   for (int64_t i = 0; i < count; i++) {

@@ -344,10 +344,19 @@ void ck_set(ek_tensor *tensor, const double *values);
 /* Copies such a tensor into `values`, or into an array that is kept. */
 void ck_get(double *values, const ek_tensor *tensor);
 double *ck_got(const ek_tensor *tensor);
+/* It begins with just these numbers. */
+#define ck_holds(tensor, ...)                                                                      \
+  ck_within(#tensor, ck_got(tensor), (const double[]){__VA_ARGS__}, NULL,                          \
+            (int64_t)(sizeof((const double[]){__VA_ARGS__}) / sizeof(double)))
 /* data[i] = x, in host memory, of a type of whole numbers. */
 void ck_put_integer(void *data, ek_type type, int64_t i, int64_t x);
 
 /* ---- comparisons ---- */
+
+/* GELU by its formula, x / 2 (1 + tanh(z)), its slope, and that of z. */
+long double ck_gelu(long double x);
+long double ck_gelu_slope(long double x);
+long double ck_gelu_inner_slope(long double x);
 
 /* ||got - want|| / ||want||; 0 if both are zero. */
 double ck_rel_l2(const double *got, const double *want, int64_t count);
