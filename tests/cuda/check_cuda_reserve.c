@@ -241,9 +241,9 @@ CK_PART_LOOP(loading_fails, sizeof kinds / sizeof kinds[0]) {
     char text[512] = "";
     ck_assert_msg(cuemu_leaks(text, sizeof text) == 0, "call %lu: %s", n, text);
     ck_assert_uint_lt(n, 2000);
-    /* A launch of the warming is like the one before it: the first ones, then one in five, and
+    /* A launch of the warming is like the one before it: the first ones, then one in ten, and
      * fewer. */
-    if (n > 10) n += ck_every(5) - 1 + n / 10;
+    if (n > 10) n += ck_every(10) - 1 + n / 5;
   }
   ck_assert_uint_gt(n, 1);
 }
