@@ -201,6 +201,21 @@ static bool compare_words(struct side *side, const struct word *mine, int n, int
   return true;
 }
 
+/* A save that failed leaves nothing beside the older state. Copies are not looked at, because some
+ * are whole before others; nor is a disk of the victim's own, where a part stays that has its name
+ * but not the folder's sync. */
+static bool left_nothing(const struct side *side, int n) {
+  const size_t number = side->process->number;
+  const bool apart = *job.disks != '\0';
+  if (apart && job.mode == EK_MODE_REPLICATED) return true;
+  if (apart && job.disks[number] == job.disks[job.victim]) return true;
+  const int entries = ck_folder_entries(disk_of(number));
+  if (entries == 1) return true;
+  (void)ek_error_set(EK_ERR_INTERNAL, "call %d: %d files on the disk of process %zu", n, entries,
+                     number);
+  return ck_went(side->outcome, EK_ERR_INTERNAL);
+}
+
 /* A step, a save with the fault, and what is in the folder then; a save without one follows. */
 static bool try_call(struct side *side, struct ck_training *reader, int n, int64_t now,
                      struct word *all) {
@@ -213,6 +228,7 @@ static bool try_call(struct side *side, struct ck_training *reader, int n, int64
   mine.message = message_of(mine.status);
   if (!find_latest(side, reader, &mine.latest)) return false;
   if (!compare_words(side, &mine, n, now, all)) return false;
+  if (all[0].status != EK_OK && all[0].latest == now - 1 && !left_nothing(side, n)) return false;
   return ck_went(side->outcome, step(side)) && ck_went(side->outcome, save(side, 1));
 }
 
