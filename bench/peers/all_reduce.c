@@ -8,8 +8,10 @@
  * With `sockets` evenkeel's bytes go over TCP; MPI_Allgather opens the connections. For sizes from
  * 1 MiB to LARGEST (256) MiB of f32, one device in each process. Bus bandwidth is
  * bytes / seconds * 2 (P - 1) / P, as nccl-tests defines it, of the median of ROUNDS (11); a round
- * has CALLS calls one after the other, as there, and ends when the slowest process has ended them.
- * Ours are made by one job, as those of a training step are: beginning a job is no part of a sum.
+ * has CALLS calls one after the other, each for a tensor of its own, and ends when the slowest
+ * process has ended them. Ours are made by one job, as those of a training step are: beginning a
+ * job is no part of a sum. `each` waits for a call before it makes the next one, as MPI_Allreduce
+ * does; `once` waits for all of them together, as a training step and nccl-tests do.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,10 +23,13 @@
 
 enum { MAX_ROUNDS = 1000, CALLS = 4 };
 
+enum way { MPI, EACH, ONCE, WAYS };
+
 struct bench {
   ek_group *group;
   ek_communicator *communicator;
-  ek_tensor tensor;
+  ek_tensor tensors[CALLS];
+  enum way way;
   int process, processes;
 };
 
@@ -32,16 +37,17 @@ static ek_status all_reduce(void *context, ek_device *device, size_t index) {
   struct bench *bench = context;
   (void)index;
   for (int i = 0; i < CALLS; i++) {
-    EK_TRY(ek_communicator_all_reduce(bench->communicator, device, &bench->tensor));
-    EK_TRY(ek_communicator_wait(bench->communicator, device));
+    EK_TRY(ek_communicator_all_reduce(bench->communicator, device, &bench->tensors[i]));
+    if (bench->way == EACH) EK_TRY(ek_communicator_wait(bench->communicator, device));
   }
-  return EK_OK;
+  return ek_communicator_wait(bench->communicator, device);
 }
 
-static ek_status calls(struct bench *bench, bool ours, int count) {
-  if (ours) return ek_group_apply(bench->group, all_reduce, bench);
+static ek_status calls(struct bench *bench, enum way way, int count) {
+  bench->way = way;
+  if (way != MPI) return ek_group_apply(bench->group, all_reduce, bench);
   for (int i = 0; i < CALLS; i++) {
-    MPI_Allreduce(MPI_IN_PLACE, bench->tensor.data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, bench->tensors[i].data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   }
   return EK_OK;
 }
@@ -51,46 +57,55 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* One size: the median of each, in seconds of a call. */
-static ek_status measure(double medians[2], struct bench *bench, int64_t count, int rounds) {
-  static double seconds[2][MAX_ROUNDS];
-  float *values = bench->tensor.data;
-  for (int64_t i = 0; i < count; i++) values[i] = 0;
+/* One size: the median of each way, in seconds of a call. */
+static ek_status measure(double medians[WAYS], struct bench *bench, int64_t count, int rounds) {
+  static double seconds[WAYS][MAX_ROUNDS];
+  for (int i = 0; i < CALLS; i++) {
+    memset(bench->tensors[i].data, 0, (size_t)count * sizeof(float));
+  }
   for (int round = -1; round < rounds; round++) { /* the first is not counted */
-    for (int ours = 0; ours < 2; ours++) {
+    for (int way = 0; way < WAYS; way++) {
       MPI_Barrier(MPI_COMM_WORLD);
       double time = -MPI_Wtime(), longest = 0;
-      EK_TRY(calls(bench, ours, (int)count));
+      EK_TRY(calls(bench, (enum way)way, (int)count));
       time += MPI_Wtime();
       MPI_Allreduce(&time, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-      if (round >= 0) seconds[ours][round] = longest / CALLS;
+      if (round >= 0) seconds[way][round] = longest / CALLS;
     }
   }
-  for (int ours = 0; ours < 2; ours++) {
-    qsort(seconds[ours], (size_t)rounds, sizeof seconds[ours][0], compare);
-    medians[ours] = seconds[ours][rounds / 2];
+  for (int way = 0; way < WAYS; way++) {
+    qsort(seconds[way], (size_t)rounds, sizeof seconds[way][0], compare);
+    medians[way] = seconds[way][rounds / 2];
+  }
+  return EK_OK;
+}
+
+static ek_status measure_size(struct bench *bench, int64_t mib, int rounds) {
+  const double factor = 2.0 * (bench->processes - 1) / bench->processes / 1e9;
+  const int64_t bytes = mib << 20, count = bytes / (int64_t)sizeof(float);
+  double medians[WAYS] = {0}, rates[WAYS];
+  ek_status status = EK_OK;
+  for (int i = 0; i < CALLS && status == EK_OK; i++) {
+    status = ek_tensor_create(&bench->tensors[i], ek_group_device(bench->group, 0),
+                              EK_MEMORY_GRADIENTS, EK_F32, 1, &count);
+  }
+  if (status == EK_OK) status = measure(medians, bench, count, rounds);
+  for (int i = 0; i < CALLS; i++) ek_tensor_free(&bench->tensors[i]);
+  EK_TRY(status);
+  for (int way = 0; way < WAYS; way++) rates[way] = (double)bytes * factor / medians[way];
+  if (bench->process == 0) {
+    printf("%8d %14.3f %14.3f %8.2f %14.3f %8.2f\n", (int)mib, rates[MPI], rates[EACH],
+           rates[EACH] / rates[MPI], rates[ONCE], rates[ONCE] / rates[MPI]);
   }
   return EK_OK;
 }
 
 static ek_status run(struct bench *bench, int64_t largest, int rounds) {
-  const double factor = 2.0 * (bench->processes - 1) / bench->processes / 1e9;
-  if (bench->process == 0)
-    printf("%8s %14s %14s %8s\n", "MiB", "MPI GB/s", "evenkeel GB/s", "ratio");
-  for (int64_t mib = 1; mib <= largest; mib *= 4) {
-    const int64_t bytes = mib << 20, count = bytes / (int64_t)sizeof(float);
-    double medians[2] = {0};
-    EK_TRY(ek_tensor_create(&bench->tensor, ek_group_device(bench->group, 0), EK_MEMORY_GRADIENTS,
-                            EK_F32, 1, &count));
-    const ek_status status = measure(medians, bench, count, rounds);
-    ek_tensor_free(&bench->tensor);
-    EK_TRY(status);
-    const double rate[] = {(double)bytes * factor / medians[0],
-                           (double)bytes * factor / medians[1]};
-    if (bench->process == 0) {
-      printf("%8d %14.3f %14.3f %8.2f\n", (int)mib, rate[0], rate[1], rate[1] / rate[0]);
-    }
+  if (bench->process == 0) {
+    printf("%8s %14s %14s %8s %14s %8s\n", "MiB", "MPI GB/s", "each GB/s", "ratio", "once GB/s",
+           "ratio");
   }
+  for (int64_t mib = 1; mib <= largest; mib *= 4) EK_TRY(measure_size(bench, mib, rounds));
   return EK_OK;
 }
 
