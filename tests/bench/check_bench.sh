@@ -70,16 +70,16 @@ silent() { # nothing is on stdout
   [[ ! -s $dir/out ]] || complain "data on standard output although it failed"
 }
 
-# find PATH: `found` is the value of the JSON on stdout; nothing, which equals nothing, if it is not there. The
+# look_up PATH: `found` is the value of the JSON on stdout; nothing, which equals nothing, if it is not there. The
 # script reads thousands of values, and $(value PATH) would begin a process for each.
-find() {
+look_up() {
   found=${values[$1]-}
   [[ -n ${values[$1]+set} ]] || printf 'no %s in the JSON\n' "$1" >&2
 }
 
 value() { # PATH
   local found
-  find "$1"
+  look_up "$1"
   printf '%s\n' "$found"
 }
 
@@ -87,7 +87,7 @@ fill() { # TEXT: `filled` is the text with the values of the JSON where it has {
   local found
   filled=$1
   while [[ $filled =~ \{([^{}]+)\} ]]; do
-    find "${BASH_REMATCH[1]}"
+    look_up "${BASH_REMATCH[1]}"
     filled=${filled/"${BASH_REMATCH[0]}"/"$found"}
   done
 }
@@ -100,7 +100,7 @@ json() { # PATH=TEXT...: of the JSON on stdout; see fill
   local filled found pair
   for pair; do
     fill "${pair#*=}"
-    find "${pair%%=*}"
+    look_up "${pair%%=*}"
     same "${pair%%=*}" "$found" "$filled"
   done
 }

@@ -1,6 +1,6 @@
 /*
  * check_mean_squared_error.c - the squared error criterion: exactly where it can be exact, and by
- * its memory, of which it needs none. Formula and differences: check_elementwise_loss.c.
+ * the memory that it needs: none. Formula and differences: check_elementwise_loss.c.
  */
 #include "ck_criterion.h"
 

@@ -20,7 +20,7 @@ struct rig {
   double unit;              /* 2^-24 or 2^-53 */
   int64_t shift;            /* elements that arrays are moved by */
   struct ek__types types;   /* both are type */
-  struct ek__cuda_place at; /* of which these kernels want the stream alone */
+  struct ek__cuda_place at; /* these kernels read only its stream */
   struct ck_random random;
 };
 

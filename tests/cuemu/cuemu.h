@@ -109,8 +109,8 @@ enum {
   CUEMU_ATTRIBUTE_CALLS, /* of cudaFuncSetAttribute() and cudaDeviceGetAttribute() */
   CUEMU_EVENT_WAITS,  /* of the host, for events that have ended: queries that gave cudaSuccess */
   CUEMU_DESCRIPTIONS, /* of products and matrices, that were made */
-  /* Products of which the heuristic of cuBLASLt was asked: with a matrix whose rows (columns, to
-   * it) do not begin at multiples of 16 bytes; with a size above 4096 that is no multiple of 64. */
+  /* Products for which cuBLASLt's heuristic was asked: with a matrix whose rows (columns, to it)
+   * do not begin at multiples of 16 bytes; with a size above 4096 that is no multiple of 64. */
   CUEMU_UNALIGNED_PRODUCTS,
   CUEMU_UNEVEN_PRODUCTS,
   CUEMU_BY_ALGORITHM, /* the first of four: products by the algorithm with this number */

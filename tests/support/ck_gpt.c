@@ -20,7 +20,7 @@ static int64_t qkv_of(const struct reference *r) {
   return (r->is->heads + 2 * r->is->kv_heads) * head_of(r);
 }
 
-/* A parameter's values, which are kept; NULL: there is none. */
+/* A parameter's values, which are kept; NULL if the replica has no such parameter. */
 static const double *parameter(const struct reference *r, const char *prefix, const char *module,
                                const char *name) {
   ek_parameter_info info;

@@ -23,7 +23,7 @@ struct bench bench_at(int number);
 ek_status bench_try(struct bench *b);
 void bench_open(struct bench *b);
 struct bench bench_opened(const char *workload, ek_mode mode);
-/* The same parts, of which the test has the module: for a trainer without a criterion. */
+/* The same parts, but the test keeps the module: for a trainer without a criterion. */
 void bench_own_module(struct bench *b);
 
 /* Calls of the trainer with the batch. */
