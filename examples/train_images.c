@@ -14,6 +14,8 @@
  *     --over WHAT       batch norm's statistics are of each device's rows, or of all (the default)
  *     --report FILE     an HTML page with the confusion matrix and some pictures with their answers
  *
+ * Devices that only count (plan) go through the steps, and give no answers.
+ *
  * Started by mpirun, torchrun --no-python or srun, the processes train one model together, and the
  * first one prints. SIGINT and SIGTERM stop the run after a step, with a saved state.
  *
@@ -454,6 +456,10 @@ int main(int argc, char **argv) {
   EK_TRY_GOTO(status, train(&result, trainer, source, held_out, &settings), cleanup);
   if (result.end == EK_RUN_STOPPED) {
     printf("stopped after step %lld of %ld\n", (long long)result.step, settings.steps);
+    goto cleanup;
+  }
+  if (ek_device_counts_only(ek_group_device(ek_trainer_group(trainer), 0))) {
+    printf("plan devices compute no answers\n");
     goto cleanup;
   }
   EK_TRY_GOTO(status, answer(trainer, held_out, &settings), cleanup);

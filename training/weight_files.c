@@ -166,13 +166,16 @@ ek_status ek__weight_files_check(const struct ek__weight_files *set) {
   return EK_OK;
 }
 
-const ek_safetensors_entry *ek__weight_files_find(const struct ek__weight_files *set,
-                                                  const char *name, const ek_safetensors **file) {
+ek_status ek__weight_files_find(const ek_safetensors_entry **entry, const ek_safetensors **file,
+                                const struct ek__weight_files *set, const char *name) {
+  *entry = NULL;
   for (size_t i = 0; i < set->count; i++) {
-    const ek_safetensors_entry *entry = ek_safetensors_find(set->files[i], name);
-    if (entry == NULL) continue;
+    const ek_safetensors_entry *found = ek_safetensors_find(set->files[i], name);
+    if (found == NULL) continue;
+    EK__FAIL_IF(*entry != NULL, EK_ERR_CORRUPT, "%s: two of its files have %s, expected one",
+                set->path, name);
+    *entry = found;
     *file = set->files[i];
-    return entry;
   }
-  return NULL;
+  return EK_OK;
 }

@@ -30,8 +30,9 @@ void ek__weight_files_close(struct ek__weight_files *set);
 /* Compares the checksums of those files that carry them. */
 ek_status ek__weight_files_check(const struct ek__weight_files *set);
 
-/* The file that has the tensor, and its entry; NULL: none has. */
-const ek_safetensors_entry *ek__weight_files_find(const struct ek__weight_files *set,
-                                                  const char *name, const ek_safetensors **file);
+/* The file that has the tensor, and its entry, NULL if no file has it. EK_ERR_CORRUPT if two files
+ * of an index have it: which of them a reader takes would depend on the reader. */
+ek_status ek__weight_files_find(const ek_safetensors_entry **entry, const ek_safetensors **file,
+                                const struct ek__weight_files *set, const char *name);
 
 #endif /* EK_WEIGHT_FILES_H */

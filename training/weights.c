@@ -1,12 +1,12 @@
 /*
- * weights.c - parameters and buffers in files, by names that a table turns.
+ * weights.c - parameters and buffers in files, by names that a table turns: the list of what there
+ * is, and saves. weights_load.c has loads.
  *
  * A list of what there is (the entries of state.h up to the optimizer's) is made, with the tensors
  * of the file that each is made of, its sources: most often one, or several rows of the table,
- * which follow each other in dimension 0. All of them are compared with the file before anything is
- * written. Then the numbers go through PIECE bytes of host memory, so that no second copy of the
- * model is needed. A matrix that the file has transposed is in host memory whole, and is turned in
- * blocks of rows.
+ * which follow each other in dimension 0. The numbers go through PIECE bytes of host memory, so
+ * that no second copy of the model is needed. A matrix that the file has transposed is in host
+ * memory whole, and is turned in blocks of rows.
  */
 #include <evenkeel/weights.h>
 
@@ -27,37 +27,9 @@
 #include "weights_internal.h"
 
 static const char memory_of[] = "a model's weights";
-enum { LONGEST_PREFIX = 600, PIECE = 16 << 20 };
+enum { LONGEST_PREFIX = 600, PIECE = EK__WEIGHT_PIECE };
 
-/* One tensor of a file. */
-struct source {
-  char name[2 * EK_STATE_NAME_SIZE]; /* in the file, with the prefix */
-  bool bare;                         /* a file that is written has it without the prefix */
-  int64_t elements;
-  int64_t share;             /* of the rows, as the fact of the table's row says */
-  const ek_safetensors *file; /* of a load; NULL: a save */
-  const char *found;         /* its name there */
-};
-
-struct weight {
-  ek_state_info info;
-  bool transposed;
-  bool averaged; /* a save takes the average that the optimizer keeps */
-  struct source *sources;
-  size_t count;
-};
-
-struct weights {
-  struct weight *list;
-  struct source *sources; /* of all of them */
-  size_t count;
-  size_t prefix; /* the length of the prefix of names in the file */
-  char *piece;   /* of PIECE bytes, or of a row of a transposed matrix */
-  char *whole;   /* of the largest transposed matrix; NULL: there is none */
-  char average[EK_STATE_NAME_SIZE]; /* of the averages, before the parameter: "adamw/average/" */
-};
-
-static void close_weights(struct weights *w) {
+void ek__weights_close(struct ek__weights *w) {
   ek__free(w->whole);
   ek__free(w->piece);
   ek__free(w->sources);
@@ -79,12 +51,12 @@ static bool matches(const char **number, size_t *length, const char *name, const
   return *length > 0 && strcmp(*number + *length, hole + 2) == 0;
 }
 
-/* As it is written, or the other form, which a load takes too. */
-static const char *form_of(const struct weights *w, const struct source *source, bool written) {
+const char *ek__weight_form(const struct ek__weights *w, const struct ek__weight_source *source,
+                            bool written) {
   return source->name + (source->bare == written ? w->prefix : 0);
 }
 
-static size_t count_sources(const char *name, const ek_weights_options *o) {
+size_t ek__weight_count_sources(const char *name, const ek_weights_options *o) {
   const char *number = NULL;
   size_t length = 0, count = 0;
   for (size_t i = 0; i < o->name_count; i++) {
@@ -113,8 +85,8 @@ static ek_status find_share(int64_t *share, const struct ek__layout *layout, con
                       key);
 }
 
-static void name_source(struct source *source, const ek_weight_name *row, const char *prefix,
-                        const char *number, size_t length) {
+static void name_source(struct ek__weight_source *source, const ek_weight_name *row,
+                        const char *prefix, const char *number, size_t length) {
   const char *hole = strstr(row->file, "%d");
   const size_t before = hole == NULL ? strlen(row->file) : (size_t)(hole - row->file);
   (void)snprintf(source->name, sizeof source->name, "%s%.*s%.*s%s", prefix, (int)before, row->file,
@@ -123,8 +95,8 @@ static void name_source(struct source *source, const ek_weight_name *row, const 
 }
 
 /* The sources of a weight, by the rows of the table that have its name. */
-static ek_status name_sources(struct weight *weight, const struct ek__layout *layout,
-                              const ek_weights_options *o) {
+ek_status ek__weight_name_sources(struct ek__weight *weight, const struct ek__layout *layout,
+                                  const ek_weights_options *o) {
   const char *prefix = o->prefix == NULL ? "" : o->prefix, *name = weight->info.name;
   size_t n = 0;
   for (size_t i = 0; i < o->name_count; i++) {
@@ -132,7 +104,7 @@ static ek_status name_sources(struct weight *weight, const struct ek__layout *la
     const char *number = "";
     size_t length = 0;
     if (!matches(&number, &length, name, row->model)) continue;
-    struct source *source = &weight->sources[n++];
+    struct ek__weight_source *source = &weight->sources[n++];
     name_source(source, row, prefix, number, length);
     source->share = 1;
     if (row->share != NULL) EK_TRY(find_share(&source->share, layout, row->share));
@@ -143,14 +115,14 @@ static ek_status name_sources(struct weight *weight, const struct ek__layout *la
                 name, weight->count);
   }
   if (n > 0) return EK_OK;
-  struct source *source = weight->sources;
+  struct ek__weight_source *source = weight->sources;
   source->share = 1;
   (void)snprintf(source->name, sizeof source->name, "%s%s", prefix, name);
   return EK_OK;
 }
 
 /* The rows of dimension 0, divided in proportion to the shares. */
-static ek_status divide(struct weight *weight) {
+static ek_status divide(struct ek__weight *weight) {
   const ek_tensor *like = &weight->info.like;
   const int64_t all = ek_tensor_count(like), rows = like->rank == 0 ? 1 : like->shape[0];
   int64_t shares = 0;
@@ -168,33 +140,33 @@ static ek_status divide(struct weight *weight) {
 
 /* ---- the list and its memory ---- */
 
-static ek_status count_weights(struct weights *w, size_t *sources,
+static ek_status count_weights(struct ek__weights *w, size_t *sources,
                                const ek_data_parallel_model *model, const ek_weights_options *o) {
   const size_t entries = ek_state_count(model);
   EK_TRY(ek__new(&w->list, entries, sizeof *w->list, memory_of));
   for (size_t i = 0; i < entries; i++) {
-    struct weight *weight = &w->list[w->count];
+    struct ek__weight *weight = &w->list[w->count];
     EK_TRY(ek_state_entry(&weight->info, model, i));
     if (weight->info.kind > EK_STATE_KIND_BUFFER) break;
-    weight->count = count_sources(weight->info.name, o);
+    weight->count = ek__weight_count_sources(weight->info.name, o);
     *sources += weight->count;
     w->count++;
   }
   return EK_OK;
 }
 
-static ek_status fill_list(struct weights *w, const ek_data_parallel_model *model,
+static ek_status fill_list(struct ek__weights *w, const ek_data_parallel_model *model,
                            const ek_weights_options *o) {
   size_t sources = 0, piece = PIECE, whole = 0;
   EK_TRY(count_weights(w, &sources, model, o));
   EK_TRY(ek__new(&w->sources, sources, sizeof *w->sources, memory_of));
-  struct source *next = w->sources;
+  struct ek__weight_source *next = w->sources;
   for (size_t i = 0; i < w->count; i++) {
-    struct weight *weight = &w->list[i];
+    struct ek__weight *weight = &w->list[i];
     const ek_tensor *like = &weight->info.like;
     weight->sources = next;
     next += weight->count;
-    EK_TRY(name_sources(weight, &model->run.ranks[0].replica->layout, o));
+    EK_TRY(ek__weight_name_sources(weight, &model->run.ranks[0].replica->layout, o));
     EK_TRY(divide(weight));
     if (!weight->transposed) continue;
     const size_t bytes = ek_tensor_bytes(like), size = ek_type_size(like->type);
@@ -206,8 +178,8 @@ static ek_status fill_list(struct weights *w, const ek_data_parallel_model *mode
   return whole == 0 ? EK_OK : ek__new(&w->whole, 1, whole, memory_of);
 }
 
-static ek_status open_weights(struct weights *w, const ek_data_parallel_model *model,
-                              const ek_weights_options *o) {
+ek_status ek__weights_open(struct ek__weights *w, const ek_data_parallel_model *model,
+                           const ek_weights_options *o) {
   EK__FAIL_IF(o->names == NULL && o->name_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_weights_options: names is NULL");
   for (size_t i = 0; i < o->name_count; i++) {
@@ -222,12 +194,12 @@ static ek_status open_weights(struct weights *w, const ek_data_parallel_model *m
               "ek_weights_options: the prefix has %zu bytes, expected at most %d", w->prefix,
               LONGEST_PREFIX);
   const ek_status status = fill_list(w, model, o);
-  if (status != EK_OK) close_weights(w);
+  if (status != EK_OK) ek__weights_close(w);
   return status;
 }
 
-/* As the file has it. */
-static ek_tensor in_file(const struct weight *weight, const struct source *source) {
+ek_tensor ek__weight_in_file(const struct ek__weight *weight,
+                             const struct ek__weight_source *source) {
   ek_tensor like = weight->info.like;
   if (weight->transposed) {
     like.shape[0] = weight->info.like.shape[1];
@@ -240,12 +212,7 @@ static ek_tensor in_file(const struct weight *weight, const struct source *sourc
 
 /* ---- pieces ---- */
 
-/* Moves elements first, first + 1, ... of a weight between the piece and the model. */
-typedef ek_status (*move_piece)(void *context, const struct weight *weight,
-                                const struct source *source, ek_tensor *piece, int64_t first);
-
-/* A piece of `count` elements at `data`. */
-static ek_tensor flat(const struct weight *weight, char *data, int64_t count) {
+ek_tensor ek__weight_flat(const struct ek__weight *weight, char *data, int64_t count) {
   ek_tensor piece = weight->info.like;
   piece.rank = 1;
   piece.shape[0] = count;
@@ -253,16 +220,15 @@ static ek_tensor flat(const struct weight *weight, char *data, int64_t count) {
   return piece;
 }
 
-/* Calls `move` for all pieces of a weight: an empty one has one piece. */
-static ek_status in_pieces(const struct weights *w, const struct weight *weight, move_piece move,
-                           void *context) {
+ek_status ek__weight_pieces(const struct ek__weights *w, const struct ek__weight *weight,
+                            ek__weight_move move, void *context) {
   const int64_t most = PIECE / (int64_t)ek_type_size(weight->info.like.type);
   int64_t first = 0;
   for (size_t i = 0; i < weight->count; i++) {
-    const struct source *source = &weight->sources[i];
+    const struct ek__weight_source *source = &weight->sources[i];
     int64_t left = source->elements;
     do {
-      ek_tensor piece = flat(weight, w->piece, left < most ? left : most);
+      ek_tensor piece = ek__weight_flat(weight, w->piece, left < most ? left : most);
       EK_TRY(move(context, weight, source, &piece, first));
       first += piece.shape[0];
       left -= piece.shape[0];
@@ -273,8 +239,8 @@ static ek_status in_pieces(const struct weights *w, const struct weight *weight,
 
 /* Rows `first` to first + n of the other matrix, which are columns of the one in w->whole, that has
  * `rows` rows and `columns` columns, into the piece. */
-static void turn(const struct weights *w, int64_t rows, int64_t columns, int64_t first, int64_t n,
-                 size_t size) {
+static void turn(const struct ek__weights *w, int64_t rows, int64_t columns, int64_t first,
+                 int64_t n, size_t size) {
   for (int64_t c = 0; c < n; c++) {
     char *to = w->piece + (size_t)(c * rows) * size;
     const char *from = w->whole + (size_t)(first + c) * size;
@@ -284,15 +250,15 @@ static void turn(const struct weights *w, int64_t rows, int64_t columns, int64_t
   }
 }
 
-/* Calls `move` for the pieces of the matrix that w->whole is turned to. */
-static ek_status turned_pieces(const struct weights *w, const struct weight *weight, int64_t rows,
-                               int64_t columns, move_piece move, void *context) {
+ek_status ek__weight_turned_pieces(const struct ek__weights *w, const struct ek__weight *weight,
+                                   int64_t rows, int64_t columns, ek__weight_move move,
+                                   void *context) {
   const size_t size = ek_type_size(weight->info.like.type);
   int64_t most = rows == 0 ? columns : PIECE / ((int64_t)size * rows), first = 0;
   if (most == 0) most = 1;
   do {
     const int64_t n = columns - first < most ? columns - first : most;
-    ek_tensor piece = flat(weight, w->piece, n * rows);
+    ek_tensor piece = ek__weight_flat(weight, w->piece, n * rows);
     turn(w, rows, columns, first, n, size);
     EK_TRY(move(context, weight, weight->sources, &piece, first * rows));
     first += n;
@@ -300,173 +266,16 @@ static ek_status turned_pieces(const struct weights *w, const struct weight *wei
   return EK_OK;
 }
 
-/* ---- reading ---- */
-
-struct load {
-  ek_data_parallel_model *model;
-  int64_t source_first; /* of the source that is being read, in the weight */
-  const struct source *reading;
-};
-
-/* Whether the numbers can become the model's; a buffer that counts is an integer in files of
- * PyTorch. */
-static bool fits_type(const ek_tensor *like, const ek_tensor *host) {
-  if (like->type == EK_I64) return host->rank == 0;
-  return like->type == EK_F16 || like->type == EK_BF16 || like->type == EK_F32 ||
-         like->type == EK_F64;
-}
-
-static ek_status find_source(const struct weights *w, const struct weight *weight,
-                             struct source *source, const struct ek__weight_files *files) {
-  const ek_tensor host = in_file(weight, source);
-  source->found = form_of(w, source, true);
-  const ek_safetensors_entry *entry = ek__weight_files_find(files, source->found, &source->file);
-  if (entry == NULL) {
-    source->found = form_of(w, source, false);
-    entry = ek__weight_files_find(files, source->found, &source->file);
-  }
-  EK__FAIL_IF(entry == NULL, EK_ERR_MISMATCH, "%s has no %s, which the model calls %s", files->path,
-              form_of(w, source, true), weight->info.name);
-  EK__FAIL_IF(!ek__same_sizes(host.rank, host.shape, entry->like.rank, entry->like.shape),
-              EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", files->path,
-              source->found, weight->info.name);
-  EK__FAIL_IF(!fits_type(&entry->like, &host), EK_ERR_TYPE,
-              "%s: %s has %s numbers, expected f16, bf16, f32 or f64", files->path, source->found,
-              entry->like.type == 0 ? "unknown" : ek_type_name(entry->like.type));
-  return EK_OK;
-}
-
-static ek_status read_number(ek_tensor *host, const struct source *source, bool counts) {
-  int64_t count = 0;
-  ek_tensor integer;
-  if (!counts) return ek_safetensors_read_part(host, source->file, source->found, 0);
-  EK_TRY(ek_tensor_host(&integer, &count, EK_I64, 0, NULL));
-  EK_TRY(ek_safetensors_read(&integer, source->file, source->found));
-  if (host->type == EK_F64) *(double *)host->data = (double)count;
-  if (host->type == EK_F32) *(float *)host->data = (float)count;
-  return EK_OK;
-}
-
-static ek_status load_piece(void *context, const struct weight *weight,
-                            const struct source *source, ek_tensor *piece, int64_t first) {
-  struct load *load = context;
-  if (load->reading != source) load->source_first = first;
-  load->reading = source;
-  if (weight->info.like.rank == 0) {
-    const ek_safetensors_entry *entry = ek_safetensors_find(source->file, source->found);
-    EK_TRY(read_number(piece, source, entry->like.type == EK_I64));
-  } else {
-    EK_TRY(ek_safetensors_read_part(piece, source->file, source->found,
-                                    first - load->source_first));
-  }
-  return ek_state_write_range(load->model, weight->info.name, piece, first);
-}
-
-static ek_status load_turned(void *context, const struct weight *weight,
-                             const struct source *source, ek_tensor *piece, int64_t first) {
-  struct load *load = context;
-  (void)source;
-  return ek_state_write_range(load->model, weight->info.name, piece, first);
-}
-
-static ek_status load_weights(const struct weights *w, struct load *load) {
-  for (size_t i = 0; i < w->count; i++) {
-    const struct weight *weight = &w->list[i];
-    if (!weight->transposed) {
-      EK_TRY(in_pieces(w, weight, load_piece, load));
-      continue;
-    }
-    const struct source *source = weight->sources;
-    const int64_t *shape = weight->info.like.shape;
-    ek_tensor whole = flat(weight, w->whole, source->elements);
-    EK_TRY(ek_safetensors_read_part(&whole, source->file, source->found, 0));
-    EK_TRY(turned_pieces(w, weight, shape[1], shape[0], load_turned, load));
-  }
-  return EK_OK;
-}
-
-static ek_status check_config(const ek_data_parallel_model *model, const char *path) {
-  struct ek__config config;
-  ek_status status = ek__config_open(&config, path);
-  if (status == EK_OK) {
-    status = ek__config_check(&config, &model->run.ranks[0].replica->layout);
-  }
-  ek__config_close(&config);
-  return status;
-}
-
-/* Compares all of the files with the model before anything is written. */
-static ek_status check_files(struct weights *w, const ek_data_parallel_model *model,
-                             struct ek__weight_files *files, const char *path, bool foreign) {
-  EK_TRY(ek__weight_files_open(files, path));
-  if (foreign) EK_TRY(check_config(model, files->path));
-  for (size_t i = 0; i < w->count; i++) {
-    for (size_t j = 0; j < w->list[i].count; j++) {
-      EK_TRY(find_source(w, &w->list[i], &w->list[i].sources[j], files));
-    }
-  }
-  return ek__weight_files_check(files);
-}
-
-void ek__weights_own_names(ek_weights_options *o, const ek_data_parallel_model *model) {
-  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
-  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
-    if (EK__TABLE_SLOT(ek_module_table(node->module), weight_names) == NULL) continue;
-    const ek_weight_names *own = ek_module_table(node->module)->weight_names(node->module);
-    o->names = own->rows;
-    o->name_count = own->count;
-    if (o->prefix == NULL) o->prefix = own->prefix;
-    return;
-  }
-}
-
-/* Each process of a world reads the files. None writes a parameter before all have compared them.
- * A file that fails after that leaves a model with weights of two models, which is torn. */
-static ek_status load(ek_data_parallel_model *model, const char *path,
-                      const ek_weights_options *options) {
-  struct weights w = {0};
-  struct ek__weight_files files = {0};
-  ek_weights_options o = EK_WEIGHTS_OPTIONS_INIT;
-  EK__NOT_NULL("ek_weights_load", path);
-  EK__MODEL_ENTER(model, "ek_weights_load");
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
-  EK__FAIL_IF(o.average, EK_ERR_INVALID_ARGUMENT,
-              "ek_weights_options: average applies to saves, expected false for a load");
-  if (o.names == NULL && o.name_count == 0 && ek__is_folder(path)) {
-    ek__weights_own_names(&o, model);
-  }
-  EK_TRY(open_weights(&w, model, &o));
-  ek_status status = check_files(&w, model, &files, path, o.name_count > 0);
-  if (status == EK_OK) {
-    status = ek__world_agree(ek__group_world(model->run.group), "loading weights",
-                             model->step.taken);
-  }
-  if (status == EK_OK) {
-    struct load context = {.model = model};
-    status = load_weights(&w, &context);
-    if (status != EK_OK) ek__model_update_begins(model);
-  }
-  ek__weight_files_close(&files);
-  close_weights(&w);
-  return status;
-}
-
-ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
-                          const ek_weights_options *options) {
-  EK__NOT_NULL("ek_weights_load", model);
-  EK__WORLD_CALL(ek__group_world(model->run.group), load(model, path, options));
-}
-
 /* ---- writing ---- */
 
 struct save {
   const ek_data_parallel_model *model;
-  const char *average; /* of the weights */
+  const char *average;           /* of the weights */
   ek_safetensors_writer *writer; /* NULL: process 0 writes */
-  const struct source *sources;
+  const struct ek__weight_source *sources;
 };
 
-static ek_status write_piece(const struct save *save, const struct source *source,
+static ek_status write_piece(const struct save *save, const struct ek__weight_source *source,
                              const ek_tensor *piece) {
   if (save->writer == NULL) return EK_OK;
   return ek_safetensors_write(save->writer, (size_t)(source - save->sources), piece->data,
@@ -474,7 +283,7 @@ static ek_status write_piece(const struct save *save, const struct source *sourc
 }
 
 /* Finds the weights that have an average: its entries are in the order of the parameters. */
-static ek_status find_averages(struct weights *w, const ek_data_parallel_model *model) {
+static ek_status find_averages(struct ek__weights *w, const ek_data_parallel_model *model) {
   static const char state[] = "/average/";
   const size_t entries = ek_state_count(model);
   size_t next = 0, found = 0;
@@ -498,44 +307,46 @@ static ek_status find_averages(struct weights *w, const ek_data_parallel_model *
   return EK_OK;
 }
 
-static ek_status read_weight(ek_tensor *host, const struct save *save, const struct weight *weight,
-                             int64_t first) {
+static ek_status read_weight(ek_tensor *host, const struct save *save,
+                             const struct ek__weight *weight, int64_t first) {
   char name[2 * EK_STATE_NAME_SIZE];
   (void)snprintf(name, sizeof name, "%s%s", weight->averaged ? save->average : "",
                  weight->info.name);
   return ek_state_read_range(host, save->model, name, first);
 }
 
-static ek_status save_piece(void *context, const struct weight *weight,
-                            const struct source *source, ek_tensor *piece, int64_t first) {
+static ek_status save_piece(void *context, const struct ek__weight *weight,
+                            const struct ek__weight_source *source, ek_tensor *piece,
+                            int64_t first) {
   const struct save *save = context;
   EK_TRY(read_weight(piece, save, weight, first));
   return write_piece(save, source, piece);
 }
 
-static ek_status save_turned(void *context, const struct weight *weight,
-                             const struct source *source, ek_tensor *piece, int64_t first) {
+static ek_status save_turned(void *context, const struct ek__weight *weight,
+                             const struct ek__weight_source *source, ek_tensor *piece,
+                             int64_t first) {
   (void)weight;
   (void)first;
   return write_piece(context, source, piece);
 }
 
-static ek_status save_weights(const struct weights *w, struct save *save) {
+static ek_status save_weights(const struct ek__weights *w, struct save *save) {
   for (size_t i = 0; i < w->count; i++) {
-    const struct weight *weight = &w->list[i];
+    const struct ek__weight *weight = &w->list[i];
     if (!weight->transposed) {
-      EK_TRY(in_pieces(w, weight, save_piece, save));
+      EK_TRY(ek__weight_pieces(w, weight, save_piece, save));
       continue;
     }
     const int64_t *shape = weight->info.like.shape;
-    ek_tensor whole = flat(weight, w->whole, ek_tensor_count(&weight->info.like));
+    ek_tensor whole = ek__weight_flat(weight, w->whole, ek_tensor_count(&weight->info.like));
     EK_TRY(read_weight(&whole, save, weight, 0));
-    EK_TRY(turned_pieces(w, weight, shape[0], shape[1], save_turned, save));
+    EK_TRY(ek__weight_turned_pieces(w, weight, shape[0], shape[1], save_turned, save));
   }
   return save->writer == NULL ? EK_OK : ek_safetensors_finish(save->writer);
 }
 
-static ek_status create_file(ek_safetensors_writer **writer, const struct weights *w,
+static ek_status create_file(ek_safetensors_writer **writer, const struct ek__weights *w,
                              const char *path) {
   /* `format` is what the Python packages ask for. */
   static const ek_safetensors_pair pairs[] = {{"format", "pt"}};
@@ -544,11 +355,11 @@ static ek_status create_file(ek_safetensors_writer **writer, const struct weight
   for (size_t i = 0; i < w->count; i++) count += w->list[i].count;
   EK_TRY(ek__new(&entries, count, sizeof *entries, memory_of));
   for (size_t i = 0, n = 0; i < w->count; i++) {
-    const struct weight *weight = &w->list[i];
+    const struct ek__weight *weight = &w->list[i];
     for (size_t j = 0; j < weight->count; j++, n++) {
-      const struct source *source = &weight->sources[j];
-      entries[n] =
-          (ek_safetensors_entry){form_of(w, source, true), in_file(weight, source)};
+      const struct ek__weight_source *source = &weight->sources[j];
+      entries[n] = (ek_safetensors_entry){ek__weight_form(w, source, true),
+                                          ek__weight_in_file(weight, source)};
     }
   }
   const ek_status status = ek_safetensors_create(writer, path, entries, count, pairs, 1);
@@ -559,13 +370,13 @@ static ek_status create_file(ek_safetensors_writer **writer, const struct weight
 /* Process 0 of a world writes the file; all read the weights, of which each may have parts. */
 static ek_status save(const ek_data_parallel_model *model, const char *path,
                       const ek_weights_options *options) {
-  struct weights w = {0};
+  struct ek__weights w = {0};
   struct save context = {.model = model};
   ek_weights_options o = EK_WEIGHTS_OPTIONS_INIT;
   EK__NOT_NULL("ek_weights_save", path);
   EK__MODEL_ENTER(model, "ek_weights_save");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
-  EK_TRY(open_weights(&w, model, &o));
+  EK_TRY(ek__weights_open(&w, model, &o));
   context.sources = w.sources;
   context.average = w.average;
   ek_status status = o.average ? find_averages(&w, model) : EK_OK;
@@ -574,7 +385,7 @@ static ek_status save(const ek_data_parallel_model *model, const char *path,
   }
   if (status == EK_OK) status = save_weights(&w, &context);
   ek_safetensors_writer_free(context.writer);
-  close_weights(&w);
+  ek__weights_close(&w);
   return status;
 }
 

@@ -49,10 +49,13 @@ EK_API EK_CHECKED ek_status ek_weights_options_init(ek_weights_options *options,
  * With a table of names, config.json in the file's folder, if there is one, must not contradict the
  * facts that modules declare (ek_module_ops.facts, as ek_gpt does): with another activation, say,
  * the results would be wrong without an error.
- * EK_ERR_MISMATCH          the file lacks one, or has it in another shape: the message names it
+ * EK_ERR_MISMATCH          the file lacks one, or has it in another shape; or it has a tensor under
+ *                          the name of a tied parameter, with other numbers than the parameter's
+ *                          that it is tied to: the message names it
  * EK_ERR_TYPE              the file has one in a type without fractions
  * EK_ERR_INVALID_ARGUMENT  config.json contradicts the model: the message names the key; `average`
- * EK_ERR_CORRUPT           config.json or the index is not a JSON object as it should be
+ * EK_ERR_CORRUPT           config.json or the index is not a JSON object as it should be, or two
+ *                          files of an index have the same tensor of the model
  * and the errors of safetensors.h
  */
 EK_API EK_CHECKED ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,

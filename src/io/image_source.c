@@ -352,13 +352,14 @@ ek_status ek_image_scaling(ek_input_scaling *scaling, const double *mean, const 
               EK_MAX_CHANNELS);
   ek_input_scaling made = {.channels = channels};
   for (int64_t c = 0; c < channels; c++) {
-    EK__FAIL_IF(
-        !isfinite(mean[c]) || !isfinite(deviation[c]) || deviation[c] <= 0, EK_ERR_INVALID_ARGUMENT,
-        "ek_image_scaling: channel %" PRId64 " has mean %g and deviation %g, expected finite "
-        "numbers, and a deviation above 0",
-        c, mean[c], deviation[c]);
     made.scale[c] = 1 / (255 * deviation[c]);
     made.offset[c] = -mean[c] / deviation[c];
+    EK__FAIL_IF(!(deviation[c] > 0) || !isfinite(deviation[c]) || !isfinite(made.scale[c]) ||
+                    !isfinite(made.offset[c]),
+                EK_ERR_INVALID_ARGUMENT,
+                "ek_image_scaling: channel %" PRId64 " has mean %g and deviation %g, expected "
+                "finite numbers, and a deviation above 0 by which pixels can be divided",
+                c, mean[c], deviation[c]);
   }
   *scaling = made;
   return EK_OK;

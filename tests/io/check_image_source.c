@@ -115,7 +115,7 @@ CK_TEST(crops_follow_from_the_sample) {
 }
 
 CK_TEST(a_scaling_of_mean_and_deviation) {
-  const double mean[] = {0.5, 0.25}, deviation[] = {0.5, 2}, none[] = {1, 0};
+  const double mean[] = {0.5, 0.25}, deviation[] = {0.5, 2}, none[] = {1, 0}, tiny[] = {1, 1e-320};
   CK_GOT(ek_input_scaling, scaling, ek_image_scaling(&scaling, mean, deviation, 2));
   ck_assert(scaling.channels == 2);
   for (int c = 0; c < 2; c++) {
@@ -125,6 +125,7 @@ CK_TEST(a_scaling_of_mean_and_deviation) {
     }
   }
   ck_invalid(ek_image_scaling(&scaling, mean, none, 2), "channel 1");
+  ck_invalid(ek_image_scaling(&scaling, mean, tiny, 2), "channel 1");
   ck_invalid(ek_image_scaling(&scaling, mean, mean, 5), "5 channels");
   ck_invalid(ek_image_scaling(NULL, mean, mean, 1), "scaling is NULL");
 }

@@ -15,8 +15,9 @@
 enum { VOCABULARY = 7, SEQUENCE = 5, WIDTH = 16, LAYERS = 2, HEADS = 4, KV_HEADS = 2 };
 
 static char parent[CK_FOLDER_SIZE], folder[96];
-static const char *const files[] = {"config.json",       "model.safetensors", "a.safetensors",
-                                    "b.safetensors",     "model.safetensors.index.json"};
+static const char *const files[] = {"config.json",   "model.safetensors", "a.safetensors",
+                                    "b.safetensors", "a again.safetensors",
+                                    "model.safetensors.index.json"};
 
 static const char *in_folder(const char *name) {
   static char path[160];
@@ -159,6 +160,7 @@ static void split(void) {
   CK_GOT(ek_safetensors *, file, ek_safetensors_open(&file, in_folder("model.safetensors")));
   write_half(file, "a.safetensors", 0);
   write_half(file, "b.safetensors", 1);
+  ck_assert_int_eq(symlink("a.safetensors", in_folder("a again.safetensors")), 0);
   ek_safetensors_free(file);
   write_file("model.safetensors.index.json", two_files);
   ck_assert_int_eq(unlink(in_folder("model.safetensors")), 0);
@@ -181,7 +183,10 @@ static const struct {
     {"{\"weight_map\": {\"x\": \"/etc/passwd\"}}", "/etc/passwd", EK_ERR_CORRUPT},
     {"{\"weight_map\": {\"x\": \"c.safetensors\"}}", "c.safetensors", EK_ERR_NOT_FOUND},
     {"{\"weight_map\": {\"x\": \"config.json\"}}", "config.json", EK_ERR_CORRUPT},
-    {"{\"weight_map\": {\"x\": \"a.safetensors\"}}", "has no ", EK_ERR_MISMATCH}};
+    {"{\"weight_map\": {\"x\": \"a.safetensors\"}}", "has no ", EK_ERR_MISMATCH},
+    {"{\"weight_map\": {\"x\": \"a.safetensors\", \"y\": \"b.safetensors\",\n"
+     "  \"z\": \"a again.safetensors\"}}",
+     "two of its files have ", EK_ERR_CORRUPT}};
 
 CK_TEST(many_files_are_one) {
   struct ck_training from, to;

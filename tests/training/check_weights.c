@@ -146,6 +146,35 @@ static void open_own(struct ck_training *t, ek_status (*make)(ek_module **module
   ck_training_open(t, &setup);
 }
 
+/* The head of an untied model is not left out in silence, by any table of names. A file where it
+ * has the numbers of the table of tokens is that of a tied model. */
+CK_TEST(a_tied_model_takes_no_other_head) {
+  struct ck_training from, to;
+  float table[VOCABULARY * WIDTH], loaded[VOCABULARY * WIDTH];
+  const ek_weights_options theirs = hugging_face("transformer.");
+  const ek_weights_options *const both[] = {NULL, &theirs};
+  open_own(&from, make_untied, 1);
+  open_own(&to, make_tied, 2);
+  if (no_files(&from)) return;
+  struct ck_state before = ck_state_take(to.model);
+  CK_WITH(ek_tensor, host, ck_like(&from, "tokens.weight"), .data = table);
+  ck_ok(ek_state_read(&host, from.model, "tokens.weight"));
+  for (size_t i = 0; i < 2; i++) {
+    ck_ok(ek_weights_save(from.model, path, both[i]));
+    ck_fails(ek_weights_load(to.model, path, both[i]), EK_ERR_MISMATCH,
+             i == 0 ? "head.weight and tokens.weight differ" : "lm_head.weight and transformer.wte");
+  }
+  ck_state_is("after refused heads", to.model, &before);
+  ck_ok(ek_state_write(from.model, "head.weight", &host));
+  for (size_t i = 0; i < 2; i++) {
+    ck_ok(ek_weights_save(from.model, path, both[i]));
+    ck_ok(ek_weights_load(to.model, path, both[i]));
+  }
+  host.data = loaded;
+  ck_ok(ek_state_read(&host, to.model, "head.weight"));
+  ck_assert_mem_eq(loaded, table, sizeof table);
+}
+
 /* Whether the file has this tensor. */
 static bool file_has(const char *name) {
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, path));
