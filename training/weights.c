@@ -85,13 +85,25 @@ static ek_status find_share(int64_t *share, const struct ek__layout *layout, con
                       key);
 }
 
-static void name_source(struct ek__weight_source *source, const ek_weight_name *row,
-                        const char *prefix, const char *number, size_t length) {
-  const char *hole = strstr(row->file, "%d");
-  const size_t before = hole == NULL ? strlen(row->file) : (size_t)(hole - row->file);
-  (void)snprintf(source->name, sizeof source->name, "%s%.*s%.*s%s", prefix, (int)before, row->file,
-                 (int)length, number, hole == NULL ? "" : hole + 2);
-  source->bare = row->bare;
+/* A prefix, and a pattern with a number for its %d. */
+static void write_name(char *name, size_t size, const char *prefix, const char *pattern,
+                       const char *number, size_t length) {
+  const char *hole = strstr(pattern, "%d");
+  const size_t before = hole == NULL ? strlen(pattern) : (size_t)(hole - pattern);
+  (void)snprintf(name, size, "%s%.*s%.*s%s", prefix, (int)before, pattern, (int)length, number,
+                 hole == NULL ? "" : hole + 2);
+}
+
+void ek__weight_model_name(char *name, size_t size, const char *tensor,
+                           const ek_weights_options *o) {
+  const char *number = "";
+  size_t length = 0;
+  for (size_t i = 0; i < o->name_count; i++) {
+    if (!matches(&number, &length, tensor, o->names[i].file)) continue;
+    write_name(name, size, "", o->names[i].model, number, length);
+    return;
+  }
+  (void)snprintf(name, size, "%s", tensor);
 }
 
 /* The sources of a weight, by the rows of the table that have its name. */
@@ -105,7 +117,8 @@ ek_status ek__weight_name_sources(struct ek__weight *weight, const struct ek__la
     size_t length = 0;
     if (!matches(&number, &length, name, row->model)) continue;
     struct ek__weight_source *source = &weight->sources[n++];
-    name_source(source, row, prefix, number, length);
+    write_name(source->name, sizeof source->name, prefix, row->file, number, length);
+    source->bare = row->bare;
     source->share = 1;
     if (row->share != NULL) EK_TRY(find_share(&source->share, layout, row->share));
     weight->transposed = row->transposed && weight->info.like.rank == 2;

@@ -1,9 +1,10 @@
 /*
  * weights_load.c - reads the weights of a model from files (weights.c has the list of them).
  *
- * All sources are compared with the files before anything is written. So are the numbers of tied
- * parameters: a file of a model that ties nothing has a tensor under the name of a tied parameter,
- * and a model that took only the other one would compute something else without an error.
+ * All sources are compared with the files before anything is written. Some files have all that the
+ * model wants and are still those of another model, which computes something else: of one that
+ * ties nothing, with a tensor under the name of a tied parameter, whose numbers are compared; and
+ * of a deeper one, with more blocks. They are refused.
  */
 #include <stdio.h>
 #include <string.h>
@@ -115,6 +116,47 @@ static ek_status check_ties(const struct ek__weights *w, const ek_data_parallel_
   return EK_OK;
 }
 
+/* ---- deeper models ---- */
+
+/* Whether a tensor of this name in the model's names is of a module that would have the next
+ * number: "blocks.2.norm.weight", where there are blocks.0 and blocks.1. The name ends with that
+ * number then. */
+static bool is_beyond(char *name, const struct ek__layout *layout) {
+  char first[2 * EK_STATE_NAME_SIZE];
+  for (char *part = name; part != NULL;) {
+    const size_t digits = strspn(part, "0123456789");
+    if (digits > 0 && part[digits] == '.') {
+      part[digits] = '\0';
+      (void)snprintf(first, sizeof first, "%.*s0", (int)(part - name), name);
+      if (ek__names_find(&layout->names, name) == NULL &&
+          ek__names_find(&layout->names, first) != NULL) {
+        return true;
+      }
+      part[digits] = '.';
+    }
+    part = strchr(part, '.');
+    if (part != NULL) part++;
+  }
+  return false;
+}
+
+/* Other tensors that the model does not have are skipped: files of other programs have masks. */
+static ek_status check_depth(const struct ek__weights *w, const ek_data_parallel_model *model,
+                             const struct ek__weight_files *files, const ek_weights_options *o) {
+  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
+  for (size_t i = 0; i < files->count; i++) {
+    for (size_t j = 0; j < ek_safetensors_count(files->files[i]); j++) {
+      char name[2 * EK_STATE_NAME_SIZE];
+      const char *tensor = ek_safetensors_at(files->files[i], j)->name;
+      const bool prefixed = w->prefix > 0 && strncmp(tensor, o->prefix, w->prefix) == 0;
+      ek__weight_model_name(name, sizeof name, tensor + (prefixed ? w->prefix : 0), o);
+      EK__FAIL_IF(is_beyond(name, layout), EK_ERR_MISMATCH,
+                  "%s: it has %s, but the model has no %s", files->path, tensor, name);
+    }
+  }
+  return EK_OK;
+}
+
 /* ---- reading ---- */
 
 struct load {
@@ -195,6 +237,7 @@ static ek_status check_files(struct ek__weights *w, const ek_data_parallel_model
       EK_TRY(find_source(w, &w->list[i], &w->list[i].sources[j], files));
     }
   }
+  EK_TRY(check_depth(w, model, files, o));
   EK_TRY(ek__weight_files_check(files));
   return check_ties(w, model, files, o);
 }

@@ -42,16 +42,18 @@ EK_API EK_CHECKED ek_status ek_weights_options_init(ek_weights_options *options,
 
 /*
  * Reads every parameter and buffer, in any floating type (safetensors.h has the conversion), on all
- * devices; tensors of the file that the model does not have are skipped. `path` is a file, or a
- * folder with model.safetensors, or with model.safetensors.index.json and the files that it names.
+ * devices. Tensors of the file that the model does not have are skipped, except those of a deeper
+ * model: blocks.2 where the model has blocks.0 and blocks.1. `path` is a file, or a folder with
+ * model.safetensors, or with model.safetensors.index.json and the files that it names.
  * Names, shapes, types and checksums are compared before the first weight is written, so a file
  * that does not fit changes nothing; a file or a device that fails after that tears the model.
  * With a table of names, config.json in the file's folder, if there is one, must not contradict the
  * facts that modules declare (ek_module_ops.facts, as ek_gpt does): with another activation, say,
  * the results would be wrong without an error.
- * EK_ERR_MISMATCH          the file lacks one, or has it in another shape; or it has a tensor under
- *                          the name of a tied parameter, with other numbers than the parameter's
- *                          that it is tied to: the message names it
+ * EK_ERR_MISMATCH          the file lacks one, or has it in another shape; it is that of a deeper
+ *                          model; or it has a tensor under the name of a tied parameter, with
+ *                          other numbers than the parameter's that it is tied to: the message
+ *                          names it
  * EK_ERR_TYPE              the file has one in a type without fractions
  * EK_ERR_INVALID_ARGUMENT  config.json contradicts the model: the message names the key; `average`
  * EK_ERR_CORRUPT           config.json or the index is not a JSON object as it should be, or two

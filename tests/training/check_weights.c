@@ -175,6 +175,26 @@ CK_TEST(a_tied_model_takes_no_other_head) {
   ck_assert_mem_eq(loaded, table, sizeof table);
 }
 
+static ek_status make_shallow(ek_module **module) {
+  const ek_gpt_options options = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, LAYERS - 1, HEADS);
+  return ek_gpt_create(module, &options);
+}
+
+CK_TEST(a_shallow_model_takes_no_deeper_file) {
+  struct ck_training deep, shallow;
+  const ek_weights_options theirs = hugging_face("transformer.");
+  open_own(&deep, make_tied, 1);
+  open_own(&shallow, make_shallow, 2);
+  if (no_files(&deep)) return;
+  struct ck_state before = ck_state_take(shallow.model);
+  ck_ok(ek_weights_save(deep.model, path, NULL));
+  ck_fails(ek_weights_load(shallow.model, path, NULL), EK_ERR_MISMATCH, "has no blocks.1");
+  ck_ok(ek_weights_save(deep.model, path, &theirs));
+  ck_fails(ek_weights_load(shallow.model, path, &theirs), EK_ERR_MISMATCH,
+           "it has transformer.h.1.");
+  ck_state_is("after refused files", shallow.model, &before);
+}
+
 /* Whether the file has this tensor. */
 static bool file_has(const char *name) {
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, path));
