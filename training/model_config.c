@@ -174,6 +174,8 @@ static bool agrees(const ek_fact *fact, const struct ek__config_member *member) 
       return member->kind == EK__CONFIG_WORD && is_one_of(member->word, fact->words);
     case EK_FACT_BOOLEAN:
       return member->kind == EK__CONFIG_BOOLEAN && member->number == fact->number;
+    case EK_FACT_AT_MOST:
+      return member->kind == EK__CONFIG_NUMBER && fact->number <= member->number;
     case EK_FACT_NUMBER: break;
   }
   return member->kind == EK__CONFIG_NUMBER &&
@@ -185,6 +187,8 @@ static ek_status contradiction(const char *path, const ek_fact *fact,
   char wanted[EK__CONFIG_SHOWN];
   if (fact->kind == EK_FACT_NUMBER) {
     (void)snprintf(wanted, sizeof wanted, "%.15g", fact->number);
+  } else if (fact->kind == EK_FACT_AT_MOST) {
+    (void)snprintf(wanted, sizeof wanted, "up to %.15g", fact->number);
   } else if (fact->kind == EK_FACT_BOOLEAN) {
     (void)snprintf(wanted, sizeof wanted, "%s", fact->number != 0 ? "true" : "false");
   } else {

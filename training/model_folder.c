@@ -263,6 +263,7 @@ static void write_value(struct ek__text_file *file, const ek_fact *fact) {
   switch (fact->kind) {
     case EK_FACT_NUMBER: write_number(file, fact->number); return;
     case EK_FACT_BOOLEAN: ek__text_format(file, fact->number != 0 ? "true" : "false"); return;
+    case EK_FACT_AT_MOST: ek__text_format(file, "null"); return;
     case EK_FACT_WORD: break;
   }
   (void)snprintf(word, sizeof word, "%.*s", (int)strcspn(fact->words, "|"), fact->words);

@@ -69,7 +69,8 @@ typedef struct ek_formula {
 typedef enum ek_fact_kind {
   EK_FACT_NUMBER = 0,
   EK_FACT_BOOLEAN = 1,
-  EK_FACT_WORD = 2
+  EK_FACT_WORD = 2,
+  EK_FACT_AT_MOST = 3 /* a number that is not above the file's; written as null: no limit */
 } ek_fact_kind;
 
 /* What a configuration file beside a model's weights must say of it, if it says anything. */

@@ -57,6 +57,7 @@ const ek_weight_names *ek__decoder_names(const ek_module *self);
 #define EK__FACT_NUMBER(key, value) {(key), EK_FACT_NUMBER, (double)(value), NULL, false}
 #define EK__FACT_BOOLEAN(key, value) {(key), EK_FACT_BOOLEAN, (value), NULL, false}
 #define EK__FACT_WORD(key, words) {(key), EK_FACT_WORD, 0, (words), false}
+#define EK__FACT_AT_MOST(key, value) {(key), EK_FACT_AT_MOST, (double)(value), NULL, false}
 #define EK__FACT_WRITTEN(key, value) {(key), EK_FACT_NUMBER, (double)(value), NULL, true}
 
 struct ek__decoder {

@@ -295,6 +295,22 @@ CK_TEST(a_sliding_window_bounds_the_sequence) {
   }
 }
 
+/* Weights of a model with a window are not those of a model for longer rows. */
+CK_TEST(a_sliding_window_bounds_what_takes_its_weights) {
+  CK_SET_UP(struct ck_training, t, open_model(&t, make_llama, "cpu:1", 1, 1));
+  if (ck_no_files(ek_model_to_folder(t.model, folder, NULL))) return;
+  for (int window = SEQUENCE - 1; window <= SEQUENCE; window++) {
+    write_file("config.json", ck_text("{\"model_type\": \"mistral\", \"sliding_window\": %d}",
+                                      window));
+    if (window >= SEQUENCE) {
+      ck_ok(ek_weights_load(t.model, folder, NULL));
+    } else {
+      ck_invalid(ek_weights_load(t.model, folder, NULL),
+                 "sliding_window is 4, but the model has up to 5");
+    }
+  }
+}
+
 /* ---- models of a program's own ---- */
 
 CK_TEST(a_model_without_names_has_no_folder) {
