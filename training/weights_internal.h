@@ -60,7 +60,8 @@ size_t ek__weight_count_sources(const char *name, const ek_weights_options *o);
 /* Names them; weight->sources has room for them. */
 ek_status ek__weight_name_sources(struct ek__weight *weight, const struct ek__layout *layout,
                                   const ek_weights_options *o);
-/* The model's name of a tensor of a file, without the prefix: by a row of the table, or the same. */
+/* The model's name of a tensor of a file, which is without the prefix: by a row of the
+ * table, or the same. */
 void ek__weight_model_name(char *name, size_t size, const char *tensor,
                            const ek_weights_options *o);
 /* Type and shape of a source in the file. */

@@ -119,7 +119,9 @@ static ek_status create(ek_module **module, const ek_llama_options *o, const ek_
       EK__FACT_BOOLEAN("attention_bias", false),
   };
   size_t count = norm ? 16 : 15;
-  if (!qwen) facts[count++] = (ek_fact)EK__FACT_AT_MOST("sliding_window", o->sequence); /* Mistral */
+  if (!qwen) { /* Mistral's window */
+    facts[count++] = (ek_fact)EK__FACT_AT_MOST("sliding_window", o->sequence);
+  }
   if (o->qk_norm == EK_QK_NORM_LAYER || (norm && o->qkv_bias)) {
     return ek__decoder_create(module, &form, sizes, NULL, 0);
   }

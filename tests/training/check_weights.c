@@ -162,7 +162,8 @@ CK_TEST(a_tied_model_takes_no_other_head) {
   for (size_t i = 0; i < 2; i++) {
     ck_ok(ek_weights_save(from.model, path, both[i]));
     ck_fails(ek_weights_load(to.model, path, both[i]), EK_ERR_MISMATCH,
-             i == 0 ? "head.weight and tokens.weight differ" : "lm_head.weight and transformer.wte");
+             i == 0 ? "head.weight and tokens.weight differ"
+                    : "lm_head.weight and transformer.wte.weight differ");
   }
   ck_state_is("after refused heads", to.model, &before);
   ck_ok(ek_state_write(from.model, "head.weight", &host));
