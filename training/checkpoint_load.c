@@ -97,15 +97,21 @@ static ek_status check_entry(const struct ek__state_file *file, const ek_state_i
   return ek__checkpoint_number(&number, file->file, file->path, info->name, info->kind);
 }
 
-/* What a file has besides the entries of the model and its optimizer. */
+/* What a file has besides the entries of the model and its optimizer. The name of a tied parameter
+ * stands for another one here, and is an entry of its own in a state of a model that ties nothing.
+ */
 static ek_status check_rest(const struct load *self, const struct ek__state_file *file) {
-  for (size_t i = 0; self->model->update != NULL && i < ek_safetensors_count(file->file); i++) {
+  for (size_t i = 0; i < ek_safetensors_count(file->file); i++) {
     ek_state_info info;
     const char *name = ek_safetensors_at(file->file, i)->name;
     const bool extra = strncmp(name, EK__CHECKPOINT_EXTRA, strlen(EK__CHECKPOINT_EXTRA)) == 0;
-    if (extra || ek__state_is_scaler(name)) continue;
+    const bool unused = self->model->update == NULL && parameter_of(name) != NULL;
+    if (extra || unused || ek__state_is_scaler(name)) continue;
     if (ek_state_find(&info, self->model, name) != EK_OK) {
       return mismatch(file->path, name, why_extra(self->model, name));
+    }
+    if (strcmp(info.name, name) != 0) {
+      return mismatch(file->path, name, "is in the file, but the model ties it to another one");
     }
   }
   return EK_OK;

@@ -6,6 +6,7 @@
  * are those of check_state.c. What the system refuses is tests/faults/check_file_calls.c.
  */
 #include "ck_folder.h"
+#include "ck_gpt.h"
 #include "ck_locale.h"
 #include "ck_state.h"
 #include "ck_training.h"
@@ -169,6 +170,22 @@ static void put_state(const char *path, const char *format, const char *name, ek
   ck_ok(ek_safetensors_write(writer, 0, &zero, 8));
   ck_ok(ek_safetensors_write(writer, 1, &zero, ek_type_size(type)));
   ck_ok(ek_safetensors_finish(writer));
+}
+
+/* Everything that a tied model wants is in the state of an untied one. */
+CK_GPT(make_untied, ck_gpt_sizes(13, 5, 8, 2, 2), .untied = true)
+CK_TEST(a_tied_model_takes_no_untied_state) {
+  CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = make_untied);
+  const struct ck_setup untied = ck_setup_at(&workload, "cpu:3", 1), tied = setup_of("gpt", 1);
+  struct ck_training from = ck_training_opened(&untied), to = ck_training_opened(&tied);
+  go(&from, 0, 1);
+  if (no_files(&from)) return;
+  struct ck_state before = ck_state_take(to.model);
+  ck_fails(ek_checkpoint_load(NULL, to.model, folder), EK_ERR_MISMATCH, "the model ties it to");
+  ck_state_is("after a refused state", to.model, &before);
+  ek_data_parallel_optimizer_free(to.optimizer);
+  to.optimizer = NULL;
+  ck_fails(ek_checkpoint_load(NULL, to.model, folder), EK_ERR_MISMATCH, "head.weight is in the");
 }
 
 CK_TEST(other_states_are_refused) {
