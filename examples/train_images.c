@@ -459,7 +459,8 @@ int main(int argc, char **argv) {
     goto cleanup;
   }
   if (ek_device_counts_only(ek_group_device(ek_trainer_group(trainer), 0))) {
-    printf("plan devices compute no answers\n");
+    printf("plan devices compute no answers%s\n",
+           settings.report == NULL ? "" : ", so no report is written");
     goto cleanup;
   }
   EK_TRY_GOTO(status, answer(trainer, held_out, &settings), cleanup);

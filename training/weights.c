@@ -4,9 +4,9 @@
  *
  * A list of what there is (the entries of state.h up to the optimizer's) is made, with the tensors
  * of the file that each is made of, its sources: most often one, or several rows of the table,
- * which follow each other in dimension 0. The numbers go through PIECE bytes of host memory, so
- * that no second copy of the model is needed. A matrix that the file has transposed is in host
- * memory whole, and is turned in blocks of rows.
+ * which follow each other in dimension 0. The numbers go through EK__WEIGHT_PIECE bytes of host
+ * memory, so that no second copy of the model is needed. A matrix that the file has transposed is
+ * in host memory whole, and is turned in blocks of rows.
  */
 #include <evenkeel/weights.h>
 
@@ -20,14 +20,12 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "core/sizes.h"
 #include "model_config.h"
 #include "parallel/parallel_internal.h"
-#include "weight_files.h"
 #include "weights_internal.h"
 
 static const char memory_of[] = "a model's weights";
-enum { LONGEST_PREFIX = 600, PIECE = EK__WEIGHT_PIECE };
+enum { LONGEST_PREFIX = 600 };
 
 void ek__weights_close(struct ek__weights *w) {
   ek__free(w->whole);
@@ -106,6 +104,18 @@ void ek__weight_model_name(char *name, size_t size, const char *tensor,
   (void)snprintf(name, size, "%s", tensor);
 }
 
+void ek__weights_own_names(ek_weights_options *o, const ek_data_parallel_model *model) {
+  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    if (EK__TABLE_SLOT(ek_module_table(node->module), weight_names) == NULL) continue;
+    const ek_weight_names *own = ek_module_table(node->module)->weight_names(node->module);
+    o->names = own->rows;
+    o->name_count = own->count;
+    if (o->prefix == NULL) o->prefix = own->prefix;
+    return;
+  }
+}
+
 /* The sources of a weight, by the rows of the table that have its name. */
 ek_status ek__weight_name_sources(struct ek__weight *weight, const struct ek__layout *layout,
                                   const ek_weights_options *o) {
@@ -170,7 +180,7 @@ static ek_status count_weights(struct ek__weights *w, size_t *sources,
 
 static ek_status fill_list(struct ek__weights *w, const ek_data_parallel_model *model,
                            const ek_weights_options *o) {
-  size_t sources = 0, piece = PIECE, whole = 0;
+  size_t sources = 0, piece = EK__WEIGHT_PIECE, whole = 0;
   EK_TRY(count_weights(w, &sources, model, o));
   EK_TRY(ek__new(&w->sources, sources, sizeof *w->sources, memory_of));
   struct ek__weight_source *next = w->sources;
@@ -235,7 +245,7 @@ ek_tensor ek__weight_flat(const struct ek__weight *weight, char *data, int64_t c
 
 ek_status ek__weight_pieces(const struct ek__weights *w, const struct ek__weight *weight,
                             ek__weight_move move, void *context) {
-  const int64_t most = PIECE / (int64_t)ek_type_size(weight->info.like.type);
+  const int64_t most = EK__WEIGHT_PIECE / (int64_t)ek_type_size(weight->info.like.type);
   int64_t first = 0;
   for (size_t i = 0; i < weight->count; i++) {
     const struct ek__weight_source *source = &weight->sources[i];
@@ -267,7 +277,7 @@ ek_status ek__weight_turned_pieces(const struct ek__weights *w, const struct ek_
                                    int64_t rows, int64_t columns, ek__weight_move move,
                                    void *context) {
   const size_t size = ek_type_size(weight->info.like.type);
-  int64_t most = rows == 0 ? columns : PIECE / ((int64_t)size * rows), first = 0;
+  int64_t most = rows == 0 ? columns : EK__WEIGHT_PIECE / ((int64_t)size * rows), first = 0;
   if (most == 0) most = 1;
   do {
     const int64_t n = columns - first < most ? columns - first : most;

@@ -33,12 +33,12 @@ struct ek__weight {
 };
 
 struct ek__weights {
-  struct ek__weight *list;
+  struct ek__weight *list; /* by the number of the parameter or buffer in the layout */
   struct ek__weight_source *sources; /* of all of them */
   size_t count;
   size_t prefix; /* the length of the prefix of names in the file */
   char *piece;   /* of EK__WEIGHT_PIECE bytes, or of a row of a transposed matrix */
-  char *whole;   /* of the largest transposed matrix; NULL: there is none */
+  char *whole;   /* of the largest transposed matrix; NULL if no matrix is transposed */
   char average[EK_STATE_NAME_SIZE]; /* of the averages, before the parameter: "adamw/average/" */
 };
 

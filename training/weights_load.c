@@ -106,12 +106,9 @@ static ek_status check_ties(const struct ek__weights *w, const ek_data_parallel_
   for (size_t i = 0; i < layout->names.capacity; i++) {
     const struct ek__name *name = &layout->names.places[i];
     if (name->name == NULL || name->value == EK__NO_PARAMETER) continue;
-    const char *source = layout->parameters[name->value].name;
-    if (strcmp(name->name, source) == 0) continue;
-    for (size_t j = 0; j < w->count; j++) {
-      if (strcmp(w->list[j].info.name, source) != 0) continue;
-      EK_TRY(check_tied(w, &w->list[j], name->name, model, files, o));
-    }
+    const struct ek__weight *weight = &w->list[name->value];
+    if (strcmp(name->name, weight->info.name) == 0) continue;
+    EK_TRY(check_tied(w, weight, name->name, model, files, o));
   }
   return EK_OK;
 }
@@ -240,18 +237,6 @@ static ek_status check_files(struct ek__weights *w, const ek_data_parallel_model
   EK_TRY(check_depth(w, model, files, o));
   EK_TRY(ek__weight_files_check(files));
   return check_ties(w, model, files, o);
-}
-
-void ek__weights_own_names(ek_weights_options *o, const ek_data_parallel_model *model) {
-  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
-  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
-    if (EK__TABLE_SLOT(ek_module_table(node->module), weight_names) == NULL) continue;
-    const ek_weight_names *own = ek_module_table(node->module)->weight_names(node->module);
-    o->names = own->rows;
-    o->name_count = own->count;
-    if (o->prefix == NULL) o->prefix = own->prefix;
-    return;
-  }
 }
 
 /* Each process of a world reads the files. None writes a parameter before all have compared them.
