@@ -14,7 +14,9 @@
 #include "ck_fork.h"
 #include "ck_training.h"
 
-enum { SAMPLES = 6, COUNT = 1 << 17 };
+/* AddressSanitizer's allocator has locks of its own, which fork() leaves as they are: a child waits
+ * for ever for one that another thread held. No thread is busy there while the process forks. */
+enum { SAMPLES = 6, COUNT = 1 << 17, BUSY = !CK_ASAN };
 
 CK_JOB(nothing) {
   return EK_OK;
@@ -34,9 +36,9 @@ static bool refused(ek_status status, const char *part) {
   return right;
 }
 
-/* Starting threads in the child of a process with threads is more than ThreadSanitizer allows. */
+/* Starting threads in the child of a process with threads is more than a sanitizer allows. */
 static ek_status open_own(void) {
-#if !CK_TSAN
+#if !CK_TSAN && !CK_ASAN
   ek_group *own = NULL;
   EK_TRY(ek_group_open(&own, "cpu:2", NULL));
   EK_TRY(ek_group_apply(own, nothing, NULL));
@@ -116,11 +118,11 @@ CK_LOOP(a_child_is_refused, 2) {
   pthread_t thread;
   void *failed = NULL;
   atomic_store(&stop, false);
-  ck_assert_int_eq(pthread_create(&thread, NULL, keep_busy, &scene), 0);
+  if (BUSY) ck_assert_int_eq(pthread_create(&thread, NULL, keep_busy, &scene), 0);
   int results[5];
   for (int i = 0; i < 5; i++) results[i] = run_child(&scene);
   atomic_store(&stop, true);
-  ck_assert_int_eq(pthread_join(thread, &failed), 0);
+  if (BUSY) ck_assert_int_eq(pthread_join(thread, &failed), 0);
   for (int i = 0; i < 5; i++) ck_assert_int_eq(results[i], 0);
   ck_assert_ptr_null(failed);
   ck_ok(ck_training_step(&scene.training, &scene.batch, NULL));
