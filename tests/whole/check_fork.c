@@ -9,6 +9,7 @@
  * Devices of the CPU and counting ones only: a child of a process that uses CUDA may not use it.
  */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "ck_fork.h"
@@ -130,6 +131,13 @@ CK_LOOP(a_child_is_refused, 2) {
   ek_communicator_free(scene.communicator);
   ck_training_close(&scene.training);
   ck_ok(ek_group_close(scene.group));
+}
+
+/* A child that hangs ends alone. */
+CK_TEST(an_alarm_ends_the_child_only) {
+  int code = -1;
+  if (ck_forked(&code)) _exit(raise(SIGALRM));
+  ck_assert_int_eq(code, CK_KILLED + SIGALRM);
 }
 
 CK_SUITE("fork")
