@@ -18,7 +18,7 @@ enum { GRAIN = 64 << 10 };
 
 struct making {
   const struct ek__host_bytes *host;
-  struct ek__team *team;
+  struct ek__team *team; /* NULL: one thread is enough */
   char *to; /* of one piece, which begins with byte `first` of all */
   size_t first, count;
   atomic_int status;
@@ -36,6 +36,7 @@ static void make_part(void *raw, int part, int parts) {
 
 static ek_status make_piece(const void *context, void *to, size_t first, size_t count) {
   struct making *it = *(struct making *const *)context;
+  if (it->team == NULL) return it->host->make(it->host->context, to, first, count);
   it->to = to;
   it->first = first;
   it->count = count;
@@ -58,7 +59,8 @@ ek_status ek__tensor_fill_from(ek_tensor *tensor, const struct ek__host_bytes *h
   const struct ek__host_bytes pieces = {NULL, make_piece, &it};
   if (bytes == 0 || backend->upload == NULL) return EK_OK;
   EK_TRY(ek__fault_point(tensor->device, "copy"));
-  EK_TRY(ek__team_open(&making.team, threads_for(bytes, sharers)));
+  const int threads = threads_for(bytes, sharers);
+  if (threads > 1) EK_TRY(ek__team_open(&making.team, threads));
   const ek_status status =
       backend->shared_memory ? make_piece(&it, tensor->data, 0, bytes)
                              : backend->upload(ek_device_stream(tensor->device, EK_STREAM_COMPUTE),
