@@ -308,7 +308,7 @@ static int say(uint16_t port, const unsigned char hello[HELLO], uint64_t channel
 CK_TEST(what_comes_again_comes_in_parts) {
   struct member members[3];
   unsigned char hello[HELLO], outcome[8];
-  prepare_by_name(members, 3, "127.0.0.1", 20);
+  prepare_by_name(members, 3, "127.0.0.1", 5); /* process 0 waits for process 1 to the end */
   members[2].meeting.limit = 3; /* it does not reach process 1, which listens nowhere */
   const uint16_t port = members[0].name.ports[0];
   take_hello(hello, &members[1]);
