@@ -27,10 +27,16 @@
 #include "core/error.h"
 #include "io/file.h"
 #include "io/writer.h"
+#include "model_config.h"
 #include "parallel/optimizer_internal.h"
 #include "world/world_internal.h"
 
 enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 256, PART_SIZE = 64 };
+
+/* A fact of the model: under what key, and its value. */
+struct fact {
+  char key[sizeof EK__CHECKPOINT_FACT_KEY + EK__FACT_NAME], value[EK__CONFIG_VALUE];
+};
 
 static const char memory_of[] = "a state to save", doing[] = "saving a state";
 
@@ -287,6 +293,7 @@ struct pairs {
   size_t count;
   char number[NUMBER_SIZE], schedule[SCHEDULE_SIZE], part[PART_SIZE];
   char *texts; /* of parts: a key and a value for each */
+  struct fact *facts;
 };
 
 static void add_pair(struct pairs *pairs, const char *key, const char *value) {
@@ -322,9 +329,28 @@ static void describe_schedule(struct pairs *pairs, const ek_schedule *s) {
   add_pair(pairs, EK__CHECKPOINT_SCHEDULE_KEY, pairs->schedule);
 }
 
+/* The facts that the shapes of parameters do not show, such as the number of heads. */
+static void describe_model(struct pairs *pairs, const struct ek__layout *layout) {
+  const locale_t before = ek__c_locale_begin();
+  struct fact *fact = pairs->facts;
+  char name[EK__FACT_NAME];
+  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) {
+    if (!ek__config_fact_name(name, &at)) continue;
+    (void)snprintf(fact->key, sizeof fact->key, EK__CHECKPOINT_FACT_KEY "%s", name);
+    ek__config_value(fact->value, at.fact);
+    add_pair(pairs, fact->key, fact->value);
+    fact++;
+  }
+  ek__c_locale_end(before);
+}
+
 static ek_status describe_file(struct pairs *pairs, const ek_checkpoint_write *self) {
   const struct ek__update *update = self->model->update;
-  EK_TRY(ek__new(&pairs->list, self->part_count + 5, sizeof *pairs->list, memory_of));
+  const struct ek__layout *layout = &self->model->run.ranks[0].replica->layout;
+  size_t facts = 0;
+  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) facts++;
+  EK_TRY(ek__new(&pairs->facts, facts, sizeof *pairs->facts, memory_of));
+  EK_TRY(ek__new(&pairs->list, self->part_count + facts + 5, sizeof *pairs->list, memory_of));
   (void)snprintf(pairs->number, sizeof pairs->number, "%lld", (long long)self->plan.position);
   add_pair(pairs, EK__CHECKPOINT_FORMAT_KEY, EK__CHECKPOINT_FORMAT);
   add_pair(pairs, EK__CHECKPOINT_VERSION_KEY, ek_version_string());
@@ -332,6 +358,7 @@ static ek_status describe_file(struct pairs *pairs, const ek_checkpoint_write *s
   if (update != NULL && update->schedule.kind != EK_SCHEDULE_FUNCTION) {
     describe_schedule(pairs, &update->schedule);
   }
+  describe_model(pairs, layout);
   return self->apart ? describe_parts(pairs, self) : EK_OK;
 }
 
@@ -348,6 +375,7 @@ ek_status ek__region_begin_file(ek_checkpoint_write *self, const ek_safetensors_
     status = ek__safetensors_create(&self->file, &self->made, path, entries, part->count,
                                     pairs.list, pairs.count);
   }
+  ek__free(pairs.facts);
   ek__free(pairs.texts);
   ek__free(pairs.list);
   return status;

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -182,21 +183,29 @@ static bool agrees(const ek_fact *fact, const struct ek__config_member *member) 
          fabs(member->number - fact->number) <= 1e-6 * fabs(fact->number);
 }
 
+void ek__config_value(char text[EK__CONFIG_VALUE], const ek_fact *fact) {
+  if (fact->kind == EK_FACT_WORD) {
+    (void)snprintf(text, EK__CONFIG_VALUE, "%.*s", (int)strcspn(fact->words, "|"), fact->words);
+  } else if (fact->kind == EK_FACT_BOOLEAN) {
+    (void)snprintf(text, EK__CONFIG_VALUE, "%s", fact->number != 0 ? "true" : "false");
+  } else {
+    (void)snprintf(text, EK__CONFIG_VALUE, "%.15g", fact->number);
+    if (strtod(text, NULL) != fact->number) {
+      (void)snprintf(text, EK__CONFIG_VALUE, "%.17g", fact->number);
+    }
+  }
+}
+
 static ek_status contradiction(const char *path, const ek_fact *fact,
                                const struct ek__config_member *member) {
-  char wanted[EK__CONFIG_SHOWN];
-  if (fact->kind == EK_FACT_NUMBER) {
-    (void)snprintf(wanted, sizeof wanted, "%.15g", fact->number);
-  } else if (fact->kind == EK_FACT_AT_MOST) {
-    (void)snprintf(wanted, sizeof wanted, "up to %.15g", fact->number);
-  } else if (fact->kind == EK_FACT_BOOLEAN) {
-    (void)snprintf(wanted, sizeof wanted, "%s", fact->number != 0 ? "true" : "false");
-  } else {
-    (void)snprintf(wanted, sizeof wanted, "\"%.*s\"", (int)strcspn(fact->words, "|"), fact->words);
-  }
+  char wanted[EK__CONFIG_VALUE];
+  const char *quote = fact->kind == EK_FACT_WORD ? "\"" : "";
+  ek__config_value(wanted, fact);
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "%s: %s is %s, but the model has %s: the weights belong to another model",
-                      path, fact->key, member->shown, wanted);
+                      "%s: %s is %s, but the model has %s%s%s%s: the weights belong to another "
+                      "model",
+                      path, fact->key, member->shown,
+                      fact->kind == EK_FACT_AT_MOST ? "up to " : "", quote, wanted, quote);
 }
 
 ek_status ek__config_agrees(const struct ek__config *config, const ek_fact *facts, size_t count) {
@@ -217,11 +226,33 @@ const ek_fact *ek__config_facts(const ek_module *module, size_t *count) {
   return ek_module_table(module)->facts(module, count);
 }
 
-ek_status ek__config_check(const struct ek__config *config, const struct ek__layout *layout) {
-  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+bool ek__config_next_fact(struct ek__fact_at *at, const struct ek__layout *layout) {
+  at->index++;
+  if (at->fact == NULL) *at = (struct ek__fact_at){.node = layout->nodes};
+  for (; at->node != NULL; at->node = at->node->next, at->index = 0) {
     size_t count = 0;
-    const ek_fact *facts = ek__config_facts(node->module, &count);
-    EK_TRY(ek__config_agrees(config, facts, facts == NULL ? 0 : count));
+    const ek_fact *facts = ek__config_facts(at->node->module, &count);
+    if (facts == NULL || at->index >= count) continue;
+    at->fact = &facts[at->index];
+    return true;
+  }
+  return false;
+}
+
+bool ek__config_fact_name(char name[EK__FACT_NAME], const struct ek__fact_at *at) {
+  const char *path = at->node->path;
+  if (at->fact->only_written || at->fact->kind == EK_FACT_AT_MOST) return false;
+  for (size_t i = 1; i <= at->index; i++) {
+    if (strcmp(at->fact[-(ptrdiff_t)i].key, at->fact->key) == 0) return false;
+  }
+  const int length = snprintf(name, EK__FACT_NAME, "%s%s%s", path == NULL ? "" : path,
+                              path == NULL ? "" : ".", at->fact->key);
+  return length < EK__FACT_NAME;
+}
+
+ek_status ek__config_check(const struct ek__config *config, const struct ek__layout *layout) {
+  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) {
+    EK_TRY(ek__config_agrees(config, at.fact, 1));
   }
   return EK_OK;
 }

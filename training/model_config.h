@@ -9,7 +9,7 @@
 
 #include "module/layout.h"
 
-enum { EK__CONFIG_SHOWN = 80 };
+enum { EK__CONFIG_SHOWN = 80, EK__CONFIG_VALUE = 128 };
 
 struct ek__config_member {
   const char *outer, *key; /* outer: of an object that it is in; NULL: it is not */
@@ -50,5 +50,21 @@ ek_status ek__config_check(const struct ek__config *config, const struct ek__lay
 
 /* The facts of a module, and their number; NULL and 0. */
 const ek_fact *ek__config_facts(const ek_module *module, size_t *count);
+
+/* One fact after another of all modules of a layout. Zeros at first; false after the last one. */
+struct ek__fact_at {
+  const struct ek__node *node;
+  size_t index; /* among the facts of its module */
+  const ek_fact *fact;
+};
+bool ek__config_next_fact(struct ek__fact_at *at, const struct ek__layout *layout);
+
+/* The value of a fact, of words the first one; in the C locale, of a number all digits. */
+void ek__config_value(char text[EK__CONFIG_VALUE], const ek_fact *fact);
+
+/* What a saved state calls a fact: its key, after the path of a child. False for one that it does
+ * not have: of those that are only written or are limits, and of a key that came before. */
+enum { EK__FACT_NAME = EK__PATH_SIZE + 128 };
+bool ek__config_fact_name(char name[EK__FACT_NAME], const struct ek__fact_at *at);
 
 #endif /* EK_MODEL_CONFIG_H */

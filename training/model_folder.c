@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <errno.h>
@@ -251,23 +250,14 @@ ek_status ek_model_from_folder(ek_module **module, const char *folder,
 
 /* ---- writing ---- */
 
-static void write_number(struct ek__text_file *file, double number) {
-  char text[64];
-  (void)snprintf(text, sizeof text, "%.15g", number);
-  if (strtod(text, NULL) != number) (void)snprintf(text, sizeof text, "%.17g", number);
-  ek__text_format(file, "%s", text);
-}
-
 static void write_value(struct ek__text_file *file, const ek_fact *fact) {
-  char word[128];
-  switch (fact->kind) {
-    case EK_FACT_NUMBER: write_number(file, fact->number); return;
-    case EK_FACT_BOOLEAN: ek__text_format(file, fact->number != 0 ? "true" : "false"); return;
-    case EK_FACT_AT_MOST: ek__text_format(file, "null"); return;
-    case EK_FACT_WORD: break;
+  char text[EK__CONFIG_VALUE];
+  ek__config_value(text, fact);
+  if (fact->kind == EK_FACT_WORD) {
+    ek__text_json(file, text);
+  } else {
+    ek__text_format(file, "%s", fact->kind == EK_FACT_AT_MOST ? "null" : text);
   }
-  (void)snprintf(word, sizeof word, "%.*s", (int)strcspn(fact->words, "|"), fact->words);
-  ek__text_json(file, word);
 }
 
 /* Facts of one object follow each other. */

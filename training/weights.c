@@ -65,17 +65,14 @@ size_t ek__weight_count_sources(const char *name, const ek_weights_options *o) {
 
 /* The number that a module of the model declares under this key. */
 static ek_status find_share(int64_t *share, const struct ek__layout *layout, const char *key) {
-  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
-    size_t count = 0;
-    const ek_fact *facts = ek__config_facts(node->module, &count);
-    for (size_t i = 0; i < count; i++) {
-      if (strcmp(facts[i].key, key) != 0 || facts[i].kind != EK_FACT_NUMBER) continue;
-      EK__FAIL_IF(!(facts[i].number >= 1 && facts[i].number <= INT32_MAX), EK_ERR_INVALID_ARGUMENT,
-                  "a table of names divides rows by %s, which is %g, expected 1 or more", key,
-                  facts[i].number);
-      *share = (int64_t)facts[i].number;
-      return EK_OK;
-    }
+  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) {
+    const double number = at.fact->number;
+    if (strcmp(at.fact->key, key) != 0 || at.fact->kind != EK_FACT_NUMBER) continue;
+    EK__FAIL_IF(!(number >= 1 && number <= INT32_MAX), EK_ERR_INVALID_ARGUMENT,
+                "a table of names divides rows by %s, which is %g, expected 1 or more", key,
+                number);
+    *share = (int64_t)number;
+    return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                       "a table of names divides rows by %s, but no module of the model declares it "

@@ -170,8 +170,9 @@ EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const
  * EK_ERR_CORRUPT    a damaged file
  * EK_ERR_IO, EK_ERR_OUT_OF_MEMORY  as for ek_checkpoint_latest()
  * EK_ERR_MISMATCH   a state of another model or rule, or of a run with other parameters frozen; the
- *                   message names the first difference. Or processes see different states under one
- *                   name
+ *                   message names the first difference. A model is another one if a fact that its
+ *                   modules declare (ek_module_ops.facts: the number of heads, a rotary base) has
+ *                   another value. Or processes see different states under one name
  * EK_ERR_UNSUPPORTED  a state of a newer library
  */
 EK_API EK_CHECKED ek_status ek_checkpoint_load(ek_checkpoint_info *info,

@@ -195,8 +195,9 @@ typedef struct ek_module_ops {
 
   /*
    * (optional) fallback: no facts. Returns a table that config.json beside a file of weights must
-   * agree with (weights.h), and its length; the table lives as long as the module. It needs only
-   * facts that the shapes of the parameters do not show, such as the number of heads.
+   * agree with (weights.h), and its length; the table lives as long as the module. Saved states
+   * keep it, and agree with it when they are loaded (checkpoint.h). It needs only facts that the
+   * shapes of the parameters do not show, such as the number of heads.
    */
   const ek_fact *(*facts)(const ek_module *self, size_t *count);
 
