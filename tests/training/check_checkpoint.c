@@ -201,7 +201,7 @@ static ek_status make_inside(ek_module **module) {
   ek_module *gpt = NULL;
   EK_TRY(ek_gpt_create(&gpt, &o));
   const ek_status status = ek_sequential_create(module, &gpt, 1);
-  if (status != EK_OK) ek_module_free(gpt);
+  ek_module_free(gpt);
   return status;
 }
 
