@@ -18,8 +18,6 @@
 #define EK__CHECKPOINT_VERSION_KEY "evenkeel.version"
 #define EK__CHECKPOINT_POSITION_KEY "evenkeel.position"
 #define EK__CHECKPOINT_SCHEDULE_KEY "evenkeel.schedule"
-/* Before the name of a fact of the model, ek__config_fact_name(). */
-#define EK__CHECKPOINT_FACT_KEY "evenkeel.model/"
 
 /* The prefix of the names of a program's extras: names of parameters have no slash. */
 #define EK__CHECKPOINT_EXTRA "user/"

@@ -13,7 +13,6 @@
  */
 #include <evenkeel/checkpoint.h>
 
-#include <stdio.h>
 #include <string.h>
 
 #include <evenkeel/safetensors.h>
@@ -21,7 +20,6 @@
 
 #include "checkpoint_internal.h"
 #include "core/alloc.h"
-#include "core/c_locale.h"
 #include "core/error.h"
 #include "core/sizes.h"
 #include "model_config.h"
@@ -104,25 +102,13 @@ static ek_status check_entry(const struct ek__state_file *file, const ek_state_i
  * else. A file of an earlier version has no facts. */
 static ek_status check_facts(const struct load *self, const struct ek__state_file *file) {
   const struct ek__layout *layout = &self->model->run.ranks[0].replica->layout;
-  char key[sizeof EK__CHECKPOINT_FACT_KEY + EK__FACT_NAME], name[EK__FACT_NAME];
-  char value[EK__CONFIG_VALUE];
-  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) {
-    if (!ek__config_fact_name(name, &at)) continue;
-    (void)snprintf(key, sizeof key, EK__CHECKPOINT_FACT_KEY "%s", name);
-    ek__config_value(value, at.fact);
-    const char *there = ek_safetensors_value(file->file, key);
-    EK__FAIL_IF(there != NULL && strcmp(there, value) != 0, EK_ERR_MISMATCH,
+  for (struct ek__state_fact fact = {0}; ek__config_next_state_fact(&fact, layout);) {
+    const char *there = ek_safetensors_value(file->file, fact.key);
+    EK__FAIL_IF(there != NULL && strcmp(there, fact.value) != 0, EK_ERR_MISMATCH,
                 "%s is not a state of this model: %s is %.100s in the file, expected %s",
-                file->path, name, there, value);
+                file->path, fact.key + strlen(EK__STATE_FACT_KEY), there, fact.value);
   }
   return EK_OK;
-}
-
-static ek_status check_model(const struct load *self, const struct ek__state_file *file) {
-  const locale_t before = ek__c_locale_begin();
-  const ek_status status = check_facts(self, file);
-  ek__c_locale_end(before);
-  return status;
 }
 
 /* What a file has besides the entries of the model and its optimizer. The name of a tied parameter
@@ -229,7 +215,7 @@ static ek_status look_at_all(struct load *self) {
   EK_TRY_GOTO(status, check_missing(self), cleanup);
   for (size_t i = 0; i < self->files.count; i++) {
     EK_TRY_GOTO(status, check_rest(self, &self->files.list[i]), cleanup);
-    EK_TRY_GOTO(status, check_model(self, &self->files.list[i]), cleanup);
+    EK_TRY_GOTO(status, check_facts(self, &self->files.list[i]), cleanup);
   }
   EK_TRY_GOTO(status, share_info(self), cleanup);
 cleanup:

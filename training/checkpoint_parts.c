@@ -33,11 +33,6 @@
 
 enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 256, PART_SIZE = 64 };
 
-/* A fact of the model: under what key, and its value. */
-struct fact {
-  char key[sizeof EK__CHECKPOINT_FACT_KEY + EK__FACT_NAME], value[EK__CONFIG_VALUE];
-};
-
 static const char memory_of[] = "a state to save", doing[] = "saving a state";
 
 /* ---- finding the files ---- */
@@ -293,7 +288,7 @@ struct pairs {
   size_t count;
   char number[NUMBER_SIZE], schedule[SCHEDULE_SIZE], part[PART_SIZE];
   char *texts; /* of parts: a key and a value for each */
-  struct fact *facts;
+  struct ek__state_fact *facts;
 };
 
 static void add_pair(struct pairs *pairs, const char *key, const char *value) {
@@ -329,26 +324,11 @@ static void describe_schedule(struct pairs *pairs, const ek_schedule *s) {
   add_pair(pairs, EK__CHECKPOINT_SCHEDULE_KEY, pairs->schedule);
 }
 
-/* The facts that the shapes of parameters do not show, such as the number of heads. */
-static void describe_model(struct pairs *pairs, const struct ek__layout *layout) {
-  const locale_t before = ek__c_locale_begin();
-  struct fact *fact = pairs->facts;
-  char name[EK__FACT_NAME];
-  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) {
-    if (!ek__config_fact_name(name, &at)) continue;
-    (void)snprintf(fact->key, sizeof fact->key, EK__CHECKPOINT_FACT_KEY "%s", name);
-    ek__config_value(fact->value, at.fact);
-    add_pair(pairs, fact->key, fact->value);
-    fact++;
-  }
-  ek__c_locale_end(before);
-}
-
 static ek_status describe_file(struct pairs *pairs, const ek_checkpoint_write *self) {
   const struct ek__update *update = self->model->update;
   const struct ek__layout *layout = &self->model->run.ranks[0].replica->layout;
   size_t facts = 0;
-  for (struct ek__fact_at at = {0}; ek__config_next_fact(&at, layout);) facts++;
+  for (struct ek__state_fact fact = {0}; ek__config_next_state_fact(&fact, layout);) facts++;
   EK_TRY(ek__new(&pairs->facts, facts, sizeof *pairs->facts, memory_of));
   EK_TRY(ek__new(&pairs->list, self->part_count + facts + 5, sizeof *pairs->list, memory_of));
   (void)snprintf(pairs->number, sizeof pairs->number, "%lld", (long long)self->plan.position);
@@ -358,7 +338,11 @@ static ek_status describe_file(struct pairs *pairs, const ek_checkpoint_write *s
   if (update != NULL && update->schedule.kind != EK_SCHEDULE_FUNCTION) {
     describe_schedule(pairs, &update->schedule);
   }
-  describe_model(pairs, layout);
+  struct ek__state_fact fact = {0};
+  for (size_t i = 0; ek__config_next_state_fact(&fact, layout); i++) {
+    pairs->facts[i] = fact;
+    add_pair(pairs, pairs->facts[i].key, pairs->facts[i].value);
+  }
   return self->apart ? describe_parts(pairs, self) : EK_OK;
 }
 

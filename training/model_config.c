@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/c_locale.h"
 #include "core/error.h"
 #include "core/options.h"
 #include "io/file.h"
@@ -184,6 +185,7 @@ static bool agrees(const ek_fact *fact, const struct ek__config_member *member) 
 }
 
 void ek__config_value(char text[EK__CONFIG_VALUE], const ek_fact *fact) {
+  const locale_t before = ek__c_locale_begin();
   if (fact->kind == EK_FACT_WORD) {
     (void)snprintf(text, EK__CONFIG_VALUE, "%.*s", (int)strcspn(fact->words, "|"), fact->words);
   } else if (fact->kind == EK_FACT_BOOLEAN) {
@@ -194,6 +196,7 @@ void ek__config_value(char text[EK__CONFIG_VALUE], const ek_fact *fact) {
       (void)snprintf(text, EK__CONFIG_VALUE, "%.17g", fact->number);
     }
   }
+  ek__c_locale_end(before);
 }
 
 static ek_status contradiction(const char *path, const ek_fact *fact,
@@ -239,15 +242,26 @@ bool ek__config_next_fact(struct ek__fact_at *at, const struct ek__layout *layou
   return false;
 }
 
-bool ek__config_fact_name(char name[EK__FACT_NAME], const struct ek__fact_at *at) {
-  const char *path = at->node->path;
+static bool is_in_states(const struct ek__fact_at *at) {
   if (at->fact->only_written || at->fact->kind == EK_FACT_AT_MOST) return false;
   for (size_t i = 1; i <= at->index; i++) {
     if (strcmp(at->fact[-(ptrdiff_t)i].key, at->fact->key) == 0) return false;
   }
-  const int length = snprintf(name, EK__FACT_NAME, "%s%s%s", path == NULL ? "" : path,
-                              path == NULL ? "" : ".", at->fact->key);
-  return length < EK__FACT_NAME;
+  return true;
+}
+
+bool ek__config_next_state_fact(struct ek__state_fact *fact, const struct ek__layout *layout) {
+  while (ek__config_next_fact(&fact->at, layout)) {
+    const char *path = fact->at.node->path;
+    if (!is_in_states(&fact->at)) continue;
+    const int length = snprintf(fact->key, sizeof fact->key, EK__STATE_FACT_KEY "%s%s%s",
+                                path == NULL ? "" : path, path == NULL ? "" : ".",
+                                fact->at.fact->key);
+    if (length >= (int)sizeof fact->key) continue;
+    ek__config_value(fact->value, fact->at.fact);
+    return true;
+  }
+  return false;
 }
 
 ek_status ek__config_check(const struct ek__config *config, const struct ek__layout *layout) {

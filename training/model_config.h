@@ -59,12 +59,19 @@ struct ek__fact_at {
 };
 bool ek__config_next_fact(struct ek__fact_at *at, const struct ek__layout *layout);
 
-/* The value of a fact, of words the first one; in the C locale, of a number all digits. */
+/* The value of a fact, of words the first one; of a number all digits, with a point. */
 void ek__config_value(char text[EK__CONFIG_VALUE], const ek_fact *fact);
 
-/* What a saved state calls a fact: its key, after the path of a child. False for one that it does
- * not have: of those that are only written or are limits, and of a key that came before. */
-enum { EK__FACT_NAME = EK__PATH_SIZE + 128 };
-bool ek__config_fact_name(char name[EK__FACT_NAME], const struct ek__fact_at *at);
+/*
+ * One fact after another that a saved state has, as a pair of its header: the key is this prefix,
+ * the path of a child, and the fact's key. Those that are only written or are limits are left out,
+ * and a key that its module had before. Zeros at first; false after the last one.
+ */
+#define EK__STATE_FACT_KEY "evenkeel.model/"
+struct ek__state_fact {
+  struct ek__fact_at at;
+  char key[sizeof EK__STATE_FACT_KEY + EK__PATH_SIZE + 128], value[EK__CONFIG_VALUE];
+};
+bool ek__config_next_state_fact(struct ek__state_fact *fact, const struct ek__layout *layout);
 
 #endif /* EK_MODEL_CONFIG_H */
